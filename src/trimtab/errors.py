@@ -1,0 +1,21 @@
+"""Errors that trimtab raises; each says what was given, what was expected and what to do."""
+
+
+class TrimtabError(Exception):
+    """Base of every error that trimtab raises on purpose."""
+
+
+class SetupError(TrimtabError, ValueError):
+    """A `Setup`, or the factory that should have made one, cannot be used."""
+
+
+class RecordError(TrimtabError):
+    """A record cannot be opened, read or written."""
+
+
+class UsageError(TrimtabError):
+    """A command was called with something it cannot use."""
+
+
+class StepError(TrimtabError):
+    """The training step of a setup did not do what a step must do."""

@@ -1,0 +1,100 @@
+"""The diagnosis: findings, roots first, and the facts of the run they were made on."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trimtab.report.finding import SEVERITIES, Finding
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a reader wants to know of the run before its findings.
+
+    Attributes:
+        name: The script, factory or model the run belongs to.
+        models: One line of words for each watched model (its class and number of parameters).
+        optimizers: One line of words for each optimizer (class, learning rate and so on).
+        steps: Training steps seen.
+        recorded: Steps recorded in full.
+        first_loss: Loss of the first step, None when no loss was seen.
+        last_loss: Mean loss of the last steps, None when no loss was seen.
+        watching: Share of the run's time that watching took, None when it was not measured.
+        record: Path of the record, None when it was kept in memory.
+        unseen: What could not be seen, each with its reason.
+        finished: Whether the run had ended when it was diagnosed.
+    """
+
+    name: str = ""
+    models: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ()
+    steps: int = 0
+    recorded: int = 0
+    first_loss: float | None = None
+    last_loss: float | None = None
+    watching: float | None = None
+    record: str | None = None
+    unseen: tuple[str, ...] = ()
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The findings of one run, root causes first, each followed by what follows from it.
+
+    Attributes:
+        findings: All findings in the order of reading.
+        run: Facts of the run.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    run: RunFacts = field(default_factory=RunFacts)
+
+    @property
+    def roots(self) -> tuple[Finding, ...]:
+        """The findings that no other finding explains."""
+        return tuple(f for f in self.findings if not f.causes)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing above a note was found."""
+        return all(f.severity == "note" for f in self.findings)
+
+    def symptoms(self, root: Finding) -> tuple[Finding, ...]:
+        """The findings that name `root` among their causes."""
+        return tuple(f for f in self.findings if root.code in f.causes)
+
+    def at_least(self, severity: str) -> tuple[Finding, ...]:
+        """The findings of this severity or a graver one."""
+        grave = SEVERITIES[: SEVERITIES.index(severity) + 1]  # type: ignore[arg-type]
+        return tuple(f for f in self.findings if f.severity in grave)
+
+    def __getitem__(self, code: str) -> Finding:
+        for finding in self.findings:
+            if finding.code == code:
+                return finding
+        raise KeyError(code)
+
+    def __contains__(self, code: object) -> bool:
+        return any(finding.code == code for finding in self.findings)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+    def __str__(self) -> str:
+        from trimtab.report.text import render_text
+
+        return render_text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The diagnosis as plain data."""
+        return {"healthy": self.healthy, "run": asdict(self.run), "findings": [f.to_dict() for f in self.findings]}
+
+    def to_json(self) -> str:
+        """The diagnosis as JSON (numbers that JSON has no word for are written as strings)."""
+        from trimtab.report.json import render_json
+
+        return render_json(self)
