@@ -1,0 +1,8 @@
+"""Watching a run: taps, pass ledger, step clock, and the record with its store. Knows no theory and gives no verdict."""
+
+from trimtab.recording.record import COLUMNS, Kind, Record, Series, Site, Units, is_record
+from trimtab.recording.recorder import Recorder
+from trimtab.recording.schedule import Schedule
+from trimtab.recording.store import Store
+
+__all__ = ["COLUMNS", "Kind", "Record", "Recorder", "Schedule", "Series", "Site", "Store", "Units", "is_record"]

@@ -1,0 +1,23 @@
+"""What a diagnosis is made of, and its renderings."""
+
+from trimtab.report.diagnosis import Diagnosis, RunFacts
+from trimtab.report.finding import SEVERITIES, Evidence, Finding, Location, Repair, Severity
+from trimtab.report.formats import FORMATS, render
+from trimtab.report.pages import Page, UnknownCode, codes, page
+
+__all__ = [
+    "FORMATS",
+    "SEVERITIES",
+    "Diagnosis",
+    "Evidence",
+    "Finding",
+    "Location",
+    "Page",
+    "Repair",
+    "RunFacts",
+    "Severity",
+    "UnknownCode",
+    "codes",
+    "page",
+    "render",
+]

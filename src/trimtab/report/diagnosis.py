@@ -61,12 +61,12 @@ class Diagnosis:
         return all(f.severity == "note" for f in self.findings)
 
     def symptoms(self, root: Finding) -> tuple[Finding, ...]:
-        """The findings that name `root` among their causes."""
+        """Return the findings that name `root` among their causes."""
         return tuple(f for f in self.findings if root.code in f.causes)
 
     def at_least(self, severity: str) -> tuple[Finding, ...]:
-        """The findings of this severity or a graver one."""
-        grave = SEVERITIES[: SEVERITIES.index(severity) + 1]  # type: ignore[arg-type]
+        """Return the findings of this severity or a graver one."""
+        grave = SEVERITIES[: SEVERITIES.index(severity) + 1]
         return tuple(f for f in self.findings if f.severity in grave)
 
     def __getitem__(self, code: str) -> Finding:
@@ -90,11 +90,11 @@ class Diagnosis:
         return render_text(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The diagnosis as plain data."""
+        """Return the diagnosis as plain data."""
         return {"healthy": self.healthy, "run": asdict(self.run), "findings": [f.to_dict() for f in self.findings]}
 
     def to_json(self) -> str:
-        """The diagnosis as JSON (numbers that JSON has no word for are written as strings)."""
+        """Return the diagnosis as JSON (numbers that JSON has no word for are written as strings)."""
         from trimtab.report.json import render_json
 
         return render_json(self)

@@ -79,12 +79,12 @@ class Finding:
     location: Location | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The finding as plain data, for JSON."""
+        """Return the finding as plain data, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Finding":
-        """The finding that `to_dict` wrote."""
+        """Return the finding that `to_dict` wrote."""
         fields = dict(data)
         fields["where"] = tuple(fields["where"])
         fields["causes"] = tuple(fields["causes"])

@@ -1,0 +1,193 @@
+"""A training run as a value: what to train, on what, how; and the plain loop over it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trimtab.errors import SetupError, StepError
+
+
+class Scheduler(Protocol):
+    """Anything with a `step` method that takes nothing."""
+
+    def step(self) -> None:
+        """Move on by one training step."""
+
+
+@dataclass
+class Setup:
+    """One training run, fresh and ready to start.
+
+    Args:
+        model: What is trained.
+        optimizer: One optimizer, or several.
+        batches: Called without arguments, gives a fresh pass over the training batches; the passes are cycled.
+        loss: `loss(model, batch)` gives a scalar tensor.
+        steps: Training steps of the run.
+        evaluate: `evaluate(model)` gives a number, higher is better; called in eval mode.
+        step: `step(setup, batch)` does one training step and returns its loss, where zero_grad, loss, backward and
+            step are not it.
+        scheduler: Stepped after every training step.
+
+    Raises:
+        SetupError: An argument is not what it must be.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer | list[Optimizer]
+    batches: Callable[[], Iterable[Any]]
+    loss: Callable[[nn.Module, Any], Tensor]
+    steps: int = 200
+    evaluate: Callable[[nn.Module], float] | None = None
+    step: Callable[["Setup", Any], Tensor] | None = None
+    scheduler: Any = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise SetupError(f"model must be a torch.nn.Module, but it is {_kind(self.model)}")
+        for optimizer in self.optimizers:
+            if not isinstance(optimizer, Optimizer):
+                raise SetupError(
+                    f"optimizer must be a torch.optim.Optimizer or a list of them, but it holds {_kind(optimizer)}"
+                )
+        if not self.optimizers:
+            raise SetupError("optimizer must hold at least one optimizer, but it is an empty list")
+        if not callable(self.batches):
+            raise SetupError(
+                f"batches must be a function that gives a fresh pass over the batches, but it is {_kind(self.batches)}; "
+                "write batches=lambda: loader"
+            )
+        for name in ("loss", "evaluate", "step"):
+            value = getattr(self, name)
+            if not callable(value) and not (value is None and name != "loss"):
+                raise SetupError(f"{name} must be a function, but it is {_kind(value)}")
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise SetupError(f"steps must be a whole number of at least 1, but it is {self.steps!r}")
+        if self.scheduler is not None and not callable(getattr(self.scheduler, "step", None)):
+            raise SetupError(f"scheduler must have a step method, but {_kind(self.scheduler)} has none")
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """The optimizers, also where there is only one."""
+        if isinstance(self.optimizer, (list, tuple)):
+            return tuple(self.optimizer)
+        return (self.optimizer,)
+
+    def stream(self) -> Iterator[Any]:
+        """Batches without end: pass after pass.
+
+        Yields:
+            The batches.
+
+        Raises:
+            SetupError: A pass is empty, `batches` gives nothing to iterate over, or always the same used-up iterator.
+        """
+        first = self._one_pass()
+        while True:
+            empty = True
+            iterator = iter(first)
+            for batch in iterator:
+                empty = False
+                yield batch
+            if empty:
+                raise SetupError("batches must give at least one batch a pass, but it gave an empty one")
+            again = self._one_pass()
+            if again is first and iter(again) is iterator:
+                raise SetupError(
+                    "batches must give a fresh pass each call, but it gave the same one-shot iterator twice; "
+                    "return the DataLoader or a new generator instead"
+                )
+            first = again
+
+    def _one_pass(self) -> Iterable[Any]:
+        found = self.batches()
+        if not isinstance(found, Iterable):
+            raise SetupError(f"batches() must give an iterable of batches, but it gave {_kind(found)}")
+        return found
+
+    def train_step(self, batch: Any) -> Tensor:
+        """One training step, through `step` where there is one.
+
+        Args:
+            batch: One batch.
+
+        Returns:
+            The loss.
+
+        Raises:
+            StepError: The loss is not a scalar tensor.
+        """
+        if self.step is not None:
+            loss = self.step(self, batch)
+        else:
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+            loss = self.compute_loss(batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            for optimizer in self.optimizers:
+                optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        return loss
+
+    def compute_loss(self, batch: Any) -> Tensor:
+        """The loss of one batch.
+
+        Args:
+            batch: One batch.
+
+        Returns:
+            The scalar loss.
+
+        Raises:
+            StepError: It is not a scalar tensor.
+        """
+        loss = self.loss(self.model, batch)
+        if not isinstance(loss, Tensor):
+            raise StepError(f"loss must give a scalar tensor, but it gave {_kind(loss)}")
+        if loss.numel() != 1:
+            raise StepError(
+                f"loss must give a scalar tensor, but it gave one of shape {tuple(loss.shape)}; reduce it with .mean()"
+            )
+        return loss
+
+    def train(self, steps: int | None = None) -> Iterator[Tensor]:
+        """Train in place, step by step, with the model in training mode at the start.
+
+        Args:
+            steps: Number of steps; None for the setup's own.
+
+        Yields:
+            The loss of each step.
+        """
+        self.model.train()
+        stream = self.stream()
+        for _ in range(self.steps if steps is None else steps):
+            yield self.train_step(next(stream))
+
+    def score(self) -> float:
+        """What `evaluate` gives in eval mode; the model is in training mode again afterwards where it was before.
+
+        Returns:
+            The score.
+
+        Raises:
+            SetupError: The setup has no `evaluate`.
+        """
+        if self.evaluate is None:
+            raise SetupError("evaluate must be given to score a setup")
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                return float(self.evaluate(self.model))
+        finally:
+            self.model.train(training)
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}" if value is not None else "None"

@@ -1,0 +1,250 @@
+"""The weight layers of a watched model in the order in which they ran, and what lies between them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trimtab.recording import Record, Series
+
+OPERATIONS = {
+    "Relu": "relu", "LeakyRelu": "leaky_relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Gelu": "gelu", "Silu": "silu", "Elu": "elu",
+    "Softplus": "softplus", "Hardtanh": "hard_tanh", "Mish": "mish", "Hardswish": "hard_swish", "Threshold": "relu",
+    "LogSigmoid": "log_sigmoid", "Hardsigmoid": "hard_sigmoid",
+}  # fmt: skip
+"""Activation by autograd's name of the operation."""
+
+CLASSES = {
+    "ReLU": "relu", "LeakyReLU": "leaky_relu", "PReLU": "prelu", "Tanh": "tanh", "Sigmoid": "sigmoid", "GELU": "gelu", "SiLU": "silu",
+    "ELU": "elu", "SELU": "selu", "CELU": "elu", "Softplus": "softplus", "Hardtanh": "hard_tanh", "ReLU6": "relu6", "Mish": "mish",
+    "Hardswish": "hard_swish", "Softsign": "softsign", "LogSigmoid": "log_sigmoid", "Hardsigmoid": "hard_sigmoid", "Tanhshrink": "tanhshrink",
+}  # fmt: skip
+"""Activation by the class of its module."""
+
+NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm", "SyncBatchNorm", "LocalResponseNorm")
+NORM_OPERATIONS = (
+    "NativeBatchNorm",
+    "NativeLayerNorm",
+    "NativeGroupNorm",
+    "CudnnBatchNorm",
+    "FusedRmsNorm",
+    "MiopenBatchNorm",
+)
+RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
+MAX_HOPS = 4
+"""Modules between two layers that are looked through; beyond that it is another story."""
+
+EMBEDDINGS = ("Embedding", "EmbeddingBag")
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What a signal meets on its way into a layer.
+
+    Attributes:
+        activations: Activations by name, nearest to the layer first.
+        modules: Names of the activation modules among them ("" for functional ones).
+        norms: Names of norm modules on the way ("" for functional ones).
+        joins: Whether branches are added, concatenated or multiplied.
+        sources: Weight layers it comes from.
+    """
+
+    activations: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
+    joins: bool = False
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Layer:
+    """A module with a weight of its own that ran.
+
+    Attributes:
+        model: Index of its model.
+        name: Its name in the model.
+        cls: Its class.
+        order: Its place in the order of the forward pass.
+        weight: Name of its weight.
+        bias: Name of its bias, "" when it has none.
+        shape: Shape of the weight.
+        trainable: Whether the weight is to be trained.
+        attributes: The module's plain attributes.
+        before: What lies between it and the layers before it.
+        output: Readings of its output.
+        gradient: Readings of the gradient at its output.
+        values: Readings of its weight.
+        updates: Readings of what the steps added to its weight.
+    """
+
+    model: int
+    name: str
+    cls: str
+    order: int
+    weight: str
+    bias: str
+    shape: tuple[int, ...]
+    trainable: bool
+    attributes: Mapping[str, Any]
+    before: Between
+    output: Series
+    gradient: Series
+    values: Series
+    updates: Series
+    after: Between = field(default_factory=Between)
+
+    @property
+    def fan_in(self) -> float:
+        """Values that one output sums."""
+        return float(np.prod(self.shape[1:]))
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it runs along time."""
+        return self.cls in RECURRENT
+
+    def at(self, series: Series, step: int) -> np.ndarray | None:
+        """The row of `series` at `step`, None when it was not seen then."""
+        found = np.flatnonzero(series.steps == step)
+        return series.rows[found[0]] if len(found) else None
+
+
+EMPTY = Series(np.zeros(0, dtype=np.int64), np.zeros((0, 7)))
+
+
+def is_norm(cls: str) -> bool:
+    """Whether a class is a normalization, by its name."""
+    return cls.startswith(NORMS) or cls.endswith("Norm") or "LayerNorm" in cls
+
+
+def layers(record: Record) -> list[Layer]:
+    """The weight layers of every active model, in the order in which they ran at the first step.
+
+    Args:
+        record: The record.
+
+    Returns:
+        Layers with their series; norms and embeddings are not among them.
+    """
+    found: list[Layer] = []
+    for model, facts in enumerate(record.models):
+        if facts.get("active", True):
+            found += _of_model(record, model, facts)
+    return found
+
+
+def _of_model(record: Record, model: int, facts: dict[str, Any]) -> list[Layer]:
+    links = links_of(record, model)
+    modules = facts["modules"]
+    order = {name: i for i, name in enumerate(links)}
+    names = [name for name in links if _weight(modules.get(name), name, facts)]
+    names += [name for name in modules if name not in links and _weight(modules[name], name, facts)]
+    weighted = set(names)
+    found = []
+    for name in names:
+        weight = _weight(modules[name], name, facts)
+        prefix = f"{name}." if name else ""
+        bias = next((prefix + b for b in modules[name]["parameters"] if b.startswith("bias")), "")
+        parameter = facts["parameters"][weight]
+        found.append(
+            Layer(
+                model=model,
+                name=name,
+                cls=modules[name]["class"],
+                order=order.get(name, len(order)),
+                weight=weight,
+                bias=bias,
+                shape=tuple(parameter["shape"]),
+                trainable=parameter["trainable"],
+                attributes=modules[name]["attributes"],
+                before=_walk_back(name, links, modules, weighted),
+                output=_series(record, model, name, "output"),
+                gradient=_series(record, model, name, "gradient"),
+                values=_series(record, model, weight, "parameter"),
+                updates=_series(record, model, weight, "update"),
+            )
+        )
+    by_name = {layer.name: layer for layer in found}
+    for layer in found:
+        for source in layer.before.sources:
+            if source in by_name:
+                by_name[source].after = layer.before
+    return found
+
+
+def _series(record: Record, model: int, name: str, kind: Any) -> Series:
+    site = record.site(model, name, kind)
+    return EMPTY if site is None else record.series(site)
+
+
+def _weight(module: dict[str, Any] | None, name: str, facts: dict[str, Any]) -> str:
+    """The name of a module's matrix of weights, "" when it has none or is a norm or an embedding."""
+    if module is None or is_norm(module["class"]) or module["class"] in EMBEDDINGS:
+        return ""
+    for own in module["parameters"]:
+        full = f"{name}.{own}" if name else own
+        parameter = facts["parameters"].get(full)
+        if parameter is not None and len(parameter["shape"]) >= 2 and "weight" in own:
+            return full
+    return ""
+
+
+def links_of(record: Record, model: int) -> dict[str, dict[str, Any]]:
+    """Where each module's input came from at the first step that was looked at in detail, in forward order.
+
+    Args:
+        record: The record.
+        model: Index of the model.
+
+    Returns:
+        Link by module name, sources without the model's index; modules of other models are left out.
+    """
+    prefix = f"{model}:"
+    merged: dict[str, dict[str, Any]] = {}
+    for _, links in record.details.get("links", []):
+        for key, link in links.items():
+            name = key.removeprefix(prefix)
+            if key.startswith(prefix) and name not in merged:
+                sources = [s.removeprefix(prefix) for s in link["sources"] if s.startswith(prefix)]
+                merged[name] = link | {"sources": sources}
+    return merged
+
+
+def _walk_back(name: str, links: dict[str, Any], modules: dict[str, Any], weighted: set[str]) -> Between:
+    activations: list[str] = []
+    activation_modules: list[str] = []
+    norms: list[str] = []
+    sources: list[str] = []
+    joins = False
+    queue, seen = [(name, 0)], {name}
+    while queue:
+        current, hops = queue.pop(0)
+        link = links.get(current)
+        if link is None or hops > MAX_HOPS:
+            continue
+        for operation in link["operations"]:
+            if operation in OPERATIONS:
+                activations.append(OPERATIONS[operation])
+                activation_modules.append("")
+            elif operation in NORM_OPERATIONS:
+                norms.append("")
+            elif operation in ("Add", "Cat", "Mul", "Stack"):
+                joins = joins or len(link["sources"]) > 1
+        joins = joins or len(link["sources"]) > 1
+        for source in link["sources"]:
+            if source in weighted:
+                if source not in sources:
+                    sources.append(source)
+                continue
+            if source in seen:
+                continue
+            seen.add(source)
+            cls = modules.get(source, {}).get("class", "")
+            if cls in CLASSES:
+                activations.append(CLASSES[cls])
+                activation_modules.append(source)
+            elif is_norm(cls):
+                norms.append(source)
+            queue.append((source, hops + 1))
+    return Between(tuple(activations), tuple(activation_modules), tuple(norms), joins, tuple(sources))

@@ -1,0 +1,50 @@
+"""Whether anybody clears the gradients between two steps, told from a few gradients' identity and version."""
+
+import weakref
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+SAMPLE = 3
+"""Gradients of an optimizer that are looked at."""
+
+
+class Clearing:
+    """Follows a few gradients of each optimizer from its step to the passes after it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, list[tuple[weakref.ref[Tensor], int, int]]] = {}
+        self._cleared: dict[int, bool] = {}
+
+    def remember(self, index: int, optimizer: Optimizer) -> None:
+        """Note which gradients the step of optimizer `index` has used."""
+        kept: list[tuple[weakref.ref[Tensor], int, int]] = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                grad = parameter.grad
+                if grad is not None and grad.layout == torch.strided and len(kept) < SAMPLE:
+                    kept.append((weakref.ref(parameter), id(grad), grad._version))
+            if len(kept) == SAMPLE:
+                break
+        self._kept[index] = kept
+        self._cleared[index] = not kept
+
+    def look(self) -> None:
+        """A backward pass is about to begin: see which gradients are gone by now."""
+        for index, kept in self._kept.items():
+            if not self._cleared[index] and all(_gone(*entry) for entry in kept):
+                self._cleared[index] = True
+
+    def uncleared(self, index: int) -> bool:
+        """Whether the gradients that the last step of this optimizer used were still there in every pass since."""
+        return not self._cleared.get(index, True)
+
+
+def _gone(reference: "weakref.ref[Tensor]", identity: int, version: int) -> bool:
+    """Whether a gradient is no more, is another tensor, or has been set to zero."""
+    parameter = reference()
+    grad = None if parameter is None else parameter.grad
+    if grad is None or id(grad) != identity:
+        return True
+    return grad._version != version and not bool(grad.any())

@@ -1,0 +1,169 @@
+"""What the autograd graph tells of a step: which operations link the modules, and how the loss is made.
+
+Read at the few steps that are looked at in detail, before the backward pass frees the graph. Nothing of it is kept but names
+and numbers.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab._torch import sequence_number
+
+MAX_NODES = 64
+
+VIEWS = {
+    "View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "T", "Unsqueeze", "Squeeze", "Slice", "Select", "Expand",
+    "Clone", "Contiguous", "ToCopy", "Alias", "Unflatten", "Flatten", "Split", "SplitWithSizes", "Chunk", "Unbind", "AsStrided",
+}  # fmt: skip
+"""Operations that move numbers about and change none."""
+
+
+def operation(node: Any) -> str:
+    """The name of an autograd node without its suffix: "Addmm" for AddmmBackward0."""
+    name: str = node.name()
+    return name.rpartition("::")[2].partition("Backward")[0]
+
+
+def trace_back(node: Any, origins: Mapping[int, str]) -> tuple[list[str], list[str]]:
+    """Walk from `node` back to the nearest module outputs.
+
+    Args:
+        node: The `grad_fn` to start from.
+        origins: Module by the sequence number of its output's operation.
+
+    Returns:
+        The operations on the way (views left out, nearest first) and the modules they start from.
+    """
+    operations: list[str] = []
+    sources: list[str] = []
+    queue, seen = deque([node]), 0
+    visited: set[int] = set()
+    while queue and seen < MAX_NODES:
+        current = queue.popleft()
+        number = sequence_number(current)
+        if number in visited:
+            continue
+        visited.add(number)
+        seen += 1
+        if number in origins:
+            if origins[number] not in sources:
+                sources.append(origins[number])
+            continue
+        name = operation(current)
+        if name != "torch" and "AccumulateGrad" not in name and name not in VIEWS:
+            operations.append(name)
+        queue.extend(parent for parent, _ in current.next_functions if parent is not None)
+    return operations, sources
+
+
+def _saved(node: Any, name: str) -> Tensor | None:
+    """A tensor that `node` saved for its backward; None when it has none or no longer."""
+    try:
+        value = getattr(node, name, None)
+    except RuntimeError:  # freed, or changed in place since
+        return None
+    return value if isinstance(value, Tensor) else None
+
+
+def loss_facts(loss: Tensor, origins: Mapping[int, str]) -> dict[str, Any]:
+    """How the loss is made of the modules' outputs.
+
+    Args:
+        loss: The tensor the backward pass starts from.
+        origins: Module by the sequence number of its output's operation.
+
+    Returns:
+        "operations" (nearest to the loss first), "sources" (modules), "kind" (the loss operation, "" when it is made by
+        hand), "prediction" and "target" (shape, and for floating ones mean, std and largest magnitude), and "softmax": the
+        module (or "") whose output is a probability that the loss turns into a probability once more.
+    """
+    facts: dict[str, Any] = {"shape": list(loss.shape), "operations": [], "sources": [], "kind": "", "softmax": None}
+    if loss.grad_fn is None:
+        return facts
+    facts["operations"], facts["sources"] = trace_back(loss.grad_fn, origins)
+    for node in _nodes(loss.grad_fn):
+        name = operation(node)
+        if name in (
+            "NllLoss",
+            "NllLoss2D",
+            "MseLoss",
+            "BinaryCrossEntropy",
+            "BinaryCrossEntropyWithLogits",
+            "SmoothL1Loss",
+            "HuberLoss",
+        ):
+            facts["kind"] = name
+            for role, field in (("prediction", "_saved_self"), ("target", "_saved_target")):
+                tensor = _saved(node, field)
+                if tensor is not None:
+                    facts[role] = tensor_facts(tensor)
+            break
+    facts["softmax"] = _double_softmax(loss.grad_fn, origins)
+    return facts
+
+
+def _nodes(start: Any) -> list[Any]:
+    queue, found, visited = deque([start]), [], set()
+    while queue and len(found) < MAX_NODES:
+        node = queue.popleft()
+        number = sequence_number(node)
+        if number in visited:
+            continue
+        visited.add(number)
+        found.append(node)
+        queue.extend(parent for parent, _ in node.next_functions if parent is not None)
+    return found
+
+
+def _double_softmax(start: Any, origins: Mapping[int, str]) -> str | None:
+    """The module whose probabilities go through a second softmax (or sigmoid) inside the loss, "" if no module made them."""
+    pairs = {
+        "LogSoftmax": ("Softmax",),
+        "Softmax": ("Softmax",),
+        "BinaryCrossEntropyWithLogits": ("Sigmoid", "Softmax"),
+    }
+    for node in _nodes(start):
+        wanted = pairs.get(operation(node))
+        if wanted is None or not _reaches_loss_first(node, origins):
+            continue
+        parent = _through_views(node)
+        if parent is not None and operation(parent) in wanted:
+            return origins.get(sequence_number(parent), "")
+    return None
+
+
+def _reaches_loss_first(node: Any, origins: Mapping[int, str]) -> bool:
+    """A softmax that is itself a module's output belongs to the model; attention's never comes next to another softmax."""
+    return operation(node) != "Softmax" or sequence_number(node) not in origins
+
+
+def _through_views(node: Any) -> Any:
+    for _ in range(8):
+        parents = [parent for parent, _ in node.next_functions if parent is not None]
+        if not parents:
+            return None
+        node = parents[0]
+        if operation(node) not in VIEWS:
+            return node
+    return None
+
+
+@torch.no_grad()
+def tensor_facts(tensor: Tensor) -> dict[str, Any]:
+    """Shape and, for floating tensors, mean, spread and largest magnitude over the finite values."""
+    facts: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+    if tensor.is_floating_point() and tensor.numel():
+        values = tensor.detach().double().flatten()
+        finite = values[torch.isfinite(values)]
+        facts["nonfinite"] = values.numel() - finite.numel()
+        if finite.numel():
+            facts |= {
+                "mean": finite.mean().item(),
+                "std": finite.std(correction=0).item(),
+                "largest": finite.abs().max().item(),
+            }
+    return facts

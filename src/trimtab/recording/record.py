@@ -1,0 +1,308 @@
+"""The record as its reader sees it: sites, steps, readings, losses and facts. Needs neither the model nor torch."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from trimtab.errors import RecordError
+from trimtab.recording.store import APPLICATION_ID, FORMAT, Store, from_disk
+
+Kind: TypeAlias = Literal[
+    "input", "target", "output", "gradient", "parameter", "raw-gradient", "parameter-gradient", "update"
+]
+"""What is measured at a site.
+
+- "input", "target": what the training step was fed with;
+- "output": a module's output; "gradient": the gradient of the loss at that output;
+- "parameter"; "raw-gradient": its gradient at the end of the backward pass; "parameter-gradient": the gradient the optimizer
+  used; "update": what the optimizer's step added to the parameter.
+"""
+
+COLUMNS = ("count", "mean", "std", "abs_mean", "abs_max", "zeros", "nonfinite")
+SQLITE_HEADER = b"SQLite format 3\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place that is measured."""
+
+    index: int
+    model: int
+    name: str
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """What the units (channels) of one site did on one batch.
+
+    Attributes:
+        step: Training step.
+        units: Number of units.
+        silent: Units that were exactly zero on every sample.
+        constant: Units that gave the same value on every sample.
+        signal: Share of the second moment that varies from sample to sample.
+        edge: Share of values within 1.25 % of the ends of the activation's range.
+        stuck: Units of which at least 95 % of the values lie there.
+    """
+
+    step: int
+    units: int
+    silent: int
+    constant: int
+    signal: float
+    edge: float
+    stuck: int
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The readings of one site over the recorded steps at which it was seen.
+
+    Attributes:
+        steps: Training steps, shape (n,).
+        rows: Readings, shape (n, 7), columns as in `COLUMNS`.
+    """
+
+    steps: np.ndarray
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def count(self) -> np.ndarray:
+        """Finite values."""
+        return self.rows[:, 0]
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Mean of the finite values."""
+        return self.rows[:, 1]
+
+    @property
+    def std(self) -> np.ndarray:
+        """Standard deviation of the finite values."""
+        return self.rows[:, 2]
+
+    @property
+    def second_moment(self) -> np.ndarray:
+        """Mean square of the finite values."""
+        return self.mean**2 + self.std**2
+
+    @property
+    def rms(self) -> np.ndarray:
+        """Root of the mean square."""
+        return np.sqrt(self.second_moment)
+
+    @property
+    def norm(self) -> np.ndarray:
+        """Euclidean norm."""
+        return np.sqrt(self.second_moment * self.count)
+
+    @property
+    def abs_max(self) -> np.ndarray:
+        """Largest magnitude."""
+        return self.rows[:, 4]
+
+    @property
+    def zero_share(self) -> np.ndarray:
+        """Share of exact zeros."""
+        return self.rows[:, 5] / np.maximum(self.count, 1)
+
+    @property
+    def nonfinite(self) -> np.ndarray:
+        """Number of NaN and infinite values."""
+        return self.rows[:, 6]
+
+
+class Record:
+    """What a run left behind, or is leaving: a snapshot of its store at the moment of opening."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path | None = None) -> None:
+        self.path = path
+        self._connection = connection
+        self.facts: dict[str, Any] = {
+            key: json.loads(value) for key, value in self._all("SELECT key, value FROM facts")
+        }
+        self.sites = tuple(Site(*row) for row in self._all("SELECT id, model, name, kind FROM sites ORDER BY id"))
+        self._index = {(site.model, site.name, site.kind): site for site in self.sites}
+        rows = self._all("SELECT step, seconds, info, readings FROM steps ORDER BY step")
+        self.steps = np.array([row[0] for row in rows], dtype=np.int64)
+        self.seconds = np.array([row[1] for row in rows], dtype=np.float64)
+        self.info: list[dict[str, Any]] = [json.loads(row[2]) for row in rows]
+        self.readings = np.zeros((len(rows), len(self.sites), 7))
+        for i, row in enumerate(rows):
+            block = from_disk(row[3])[: len(self.sites)]
+            self.readings[i, : len(block)] = block
+        table = self._all("SELECT step, loss, rate, optimizers FROM losses ORDER BY step")
+        self.loss_steps = np.array([row[0] for row in table], dtype=np.int64)
+        self.losses = np.array([np.nan if row[1] is None else _number(row[1]) for row in table], dtype=np.float64)
+        self.loss_seen = np.array([row[1] is not None for row in table], dtype=bool)
+        self.rates = np.array([np.nan if row[2] is None else row[2] for row in table], dtype=np.float64)
+        self.stepped = np.array([row[3] for row in table], dtype=np.int64)
+
+    def _all(self, query: str) -> list[tuple[Any, ...]]:
+        return self._connection.execute(query).fetchall()
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Record":
+        """Read a record from its file, which a run may still be writing.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The record as it stands.
+
+        Raises:
+            RecordError: There is no such file, or it is not a record of trimtab, or it is damaged.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise RecordError(f"no record at {path}: give the .db file that `trimtab run` named at its start")
+        if not is_record(path):
+            raise RecordError(f"{path} is not a record of trimtab: it does not begin as a SQLite file does")
+        try:
+            connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+            try:
+                application = connection.execute("PRAGMA application_id").fetchone()[0]
+                version = connection.execute("PRAGMA user_version").fetchone()[0]
+                if application != APPLICATION_ID:
+                    raise RecordError(f"{path} is a SQLite file of another program, not a record of trimtab")
+                if version > FORMAT:
+                    raise RecordError(
+                        f"{path} was written by a newer trimtab (format {version}): upgrade trimtab to read it"
+                    )
+                record = cls(connection, path)
+                record._load()
+                return record
+            finally:
+                connection.close()
+        except (sqlite3.Error, json.JSONDecodeError, UnicodeDecodeError, ValueError, TypeError) as error:
+            raise RecordError(f"the record {path} is damaged: {error}") from error
+
+    @classmethod
+    def of(cls, store: Store) -> "Record":
+        """The record that a store of this process holds so far.
+
+        Args:
+            store: Open, or closed after having been written to a file.
+
+        Returns:
+            The record as it stands.
+        """
+        if store.path is not None:
+            return cls.open(store.path)
+        record = cls(store.connection)
+        record._load()
+        return record
+
+    def _load(self) -> None:
+        """Read everything that is otherwise read when asked for, so that the file can be closed."""
+        _ = self.units, self.channels, self.details, self.events, self.logged
+
+    @cached_property
+    def units(self) -> dict[int, list[Units]]:
+        """Unit summaries by site index, in the order of steps."""
+        found: dict[int, list[Units]] = {}
+        for step, site, blob in self._all("SELECT step, site, summary FROM units ORDER BY step"):
+            units, silent, constant, signal, edge, stuck = np.frombuffer(blob, dtype="<f4").tolist()
+            found.setdefault(site, []).append(
+                Units(step, int(units), int(silent), int(constant), signal, edge, int(stuck))
+            )
+        return found
+
+    @cached_property
+    def channels(self) -> dict[int, list[tuple[int, np.ndarray]]]:
+        """Readings per channel, (channels, 7), by site index, with their steps."""
+        found: dict[int, list[tuple[int, np.ndarray]]] = {}
+        for step, site, blob in self._all("SELECT step, site, readings FROM channels ORDER BY step"):
+            found.setdefault(site, []).append((step, from_disk(blob)))
+        return found
+
+    @cached_property
+    def details(self) -> dict[str, list[tuple[int, Any]]]:
+        """What was looked at in detail, by key, with its steps."""
+        found: dict[str, list[tuple[int, Any]]] = {}
+        for step, key, value in self._all("SELECT step, key, value FROM details ORDER BY step"):
+            found.setdefault(key, []).append((step, json.loads(value)))
+        return found
+
+    @cached_property
+    def events(self) -> list[tuple[int, str, Any]]:
+        """What happened: step, kind, value."""
+        return [
+            (step, kind, json.loads(v))
+            for step, kind, v in self._all("SELECT step, kind, value FROM events ORDER BY id")
+        ]
+
+    @cached_property
+    def logged(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """What the user logged, by name: steps and values."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for step, name, value in self._all("SELECT step, name, value FROM logged ORDER BY step"):
+            found.setdefault(name, []).append((step, np.nan if value is None else _number(value)))
+        return {name: (np.array([s for s, _ in rows]), np.array([v for _, v in rows])) for name, rows in found.items()}
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """Facts of each model."""
+        models: list[dict[str, Any]] = self.facts.get("models", [])
+        return models
+
+    @property
+    def optimizers(self) -> list[dict[str, Any]]:
+        """Facts of each optimizer."""
+        optimizers: list[dict[str, Any]] = self.facts.get("optimizers", [])
+        return optimizers
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended (or the watch was closed)."""
+        return "ended" in self.facts
+
+    @property
+    def step_count(self) -> int:
+        """Training steps seen."""
+        return len(self.loss_steps)
+
+    def site(self, model: int, name: str, kind: Kind) -> Site | None:
+        """The site of this name and kind, None when there is none."""
+        return self._index.get((model, name, kind))
+
+    def of_kind(self, kind: Kind) -> Iterator[Site]:
+        """All sites of a kind."""
+        return (site for site in self.sites if site.kind == kind)
+
+    def series(self, site: Site) -> Series:
+        """The readings of a site at the steps at which it was seen."""
+        rows = self.readings[:, site.index]
+        seen = (rows[:, 0] > 0) | (rows[:, 6] > 0)
+        return Series(self.steps[seen], rows[seen])
+
+    def label(self, model: int, name: str) -> str:
+        """The name of a module or parameter for people: with its model's name where there are several models."""
+        if len(self.models) < 2:
+            return name
+        own: str = self.models[model].get("label") or f"model{model}"
+        return f"{own}.{name}" if name else own
+
+
+def _number(value: Any) -> float:
+    return float(value)  # SQLite has no NaN: it is stored as the word
+
+
+def is_record(path: str | Path) -> bool:
+    """Whether the file begins as a SQLite file does."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(SQLITE_HEADER)) == SQLITE_HEADER
+    except OSError:
+        return False

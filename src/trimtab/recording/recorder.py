@@ -1,0 +1,508 @@
+"""The recorder: turns taps, backward passes and optimizer steps into the rows of a record. It gives no verdict.
+
+A *step* is one optimizer step, or several that follow one another without a backward pass between them. Hooks exist only on
+recorded steps: entry hooks from the end of the step before, taps from the first forward call that can train.
+"""
+
+import functools
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from trimtab import _torch
+from trimtab.recording import clock, details, facts
+from trimtab.recording.clearing import Clearing
+from trimtab.recording.parameters import ParameterReader
+from trimtab.recording.schedule import Schedule
+from trimtab.recording.sites import SiteTable
+from trimtab.recording.store import Store
+from trimtab.recording.taps import Entry, Tap, gradient_hook
+from trimtab.recording.walk import measurable
+from trimtab.recording.watched import WatchedModel
+from trimtab.recording.window import Window
+from trimtab.stats import Tape, warm_up
+
+MAX_OUTPUTS = 4
+"""Tensors that are measured of one module's output."""
+
+
+P = ParamSpec("P")
+
+
+def _timed(method: Callable[Concatenate["Recorder", P], None]) -> Callable[Concatenate["Recorder", P], None]:
+    """Count the seconds that a listener's method takes as spent on watching."""
+
+    @functools.wraps(method)
+    def timed(self: "Recorder", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        begin = time.perf_counter()
+        try:
+            method(self, *args, **kwargs)
+        finally:
+            self.spent += time.perf_counter() - begin
+
+    return timed
+
+
+class Recorder:
+    """Watches models and optimizers and writes a record.
+
+    Attributes:
+        store: Where the record goes.
+        schedule: Which steps are recorded in full.
+        step: Number of the open step.
+        on_step: Called with the number of each finished step, after it; may raise to end the run.
+        spent: Seconds spent inside trimtab's own hooks so far.
+        fault: What went wrong inside a hook, if anything did; nothing is watched from then on.
+    """
+
+    def __init__(self, store: Store, schedule: Schedule | None = None, name: str = "") -> None:
+        self.store = store
+        self.schedule = schedule or Schedule()
+        self.name = name
+        self.models: list[WatchedModel] = []
+        self.on_step: Callable[[int], None] | None = None
+        self.fault: Exception | None = None
+        self.spent = 0.0
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._optimizer_labels: list[str] = []
+        self._sites = SiteTable()
+        self._tape = Tape()
+        self._parameters = ParameterReader(self.models, self._sites, self._tape)
+        self._clearing = Clearing()
+        self._origins: dict[int, str] = {}
+        self._pending_losses: list[tuple[int, Any, float | None, int]] = []
+        self._pending_logs: list[tuple[int, str, Any]] = []
+        self._handles: list[Any] = []
+        self._scope = 0
+        self._owner: weakref.ref[nn.Module] | None = None
+        self._last: tuple[Tensor, int] | None = None
+        self._pass = 0
+        self._active = False
+        self._running = False
+        self._pid = os.getpid()
+        self._began = time.perf_counter()
+        self._described = False
+        self.step = 0
+        self._window = self._open()
+
+    # ------------------------------------------------------------------------------------------------ life
+
+    def start(self) -> "Recorder":
+        """Begin to listen."""
+        warm_up()
+        self._began = time.perf_counter()
+        self._running = True
+        _torch.listen_to_backward(self)
+        reference = weakref.ref(self)
+
+        def foreign(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            recorder = reference()
+            if recorder is not None:
+                recorder._stepped_elsewhere(optimizer)
+
+        self._handles.append(register_optimizer_step_post_hook(foreign))
+        self.store.facts({"name": self.name, "schedule": self.schedule.every, "began": time.time(), "pid": os.getpid()})
+        self._prepare()
+        return self
+
+    def close(self, how: str = "ended") -> None:
+        """Write what is open, take every hook away and mark the record as ended.
+
+        Args:
+            how: What ended the run, for the record's reader.
+        """
+        if not self._running:
+            return
+        self._running = False
+        _torch.stop_listening_to_backward(self)
+        try:
+            if self._window.optimizers:
+                self._close_step()
+            self._flush()
+            self.store.facts({
+                "ended": time.time(),
+                "how": how,
+                "seconds": time.perf_counter() - self._began,
+                "spent": self.spent,
+            })
+        except Exception as error:
+            self.fail(error)
+        self._remove_hooks()
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for watched in self.models:
+            watched.detach_taps()
+            watched.detach_entries()
+        if self._window.recording:
+            _torch.force_eager(False)
+
+    def fail(self, error: Exception) -> None:
+        """Switch off after a fault of trimtab's own: one warning, and the user's run goes on."""
+        if self.fault is None:
+            self.fault = error
+            self._running = False
+            _torch.stop_listening_to_backward(self)
+            self._remove_hooks()
+            warnings.warn(f"trimtab stopped watching: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+
+    # ------------------------------------------------------------------------------------------------ what is watched
+
+    def add_model(self, model: nn.Module, label: str = "") -> WatchedModel:
+        """Watch a model from the next forward call on."""
+        for watched in self.models:
+            if watched.model is model:
+                return watched
+        watched = WatchedModel(self, model, len(self.models), label or type(model).__name__)
+        self.models.append(watched)
+        self._described = False
+        self._parameters.refresh()
+        if self._window.recording and self._running:
+            watched.attach_entries()
+        return watched
+
+    def add_optimizer(self, optimizer: Optimizer, label: str = "") -> int:
+        """Watch an optimizer from its next step on."""
+        for index, reference in enumerate(self._optimizers):
+            if reference() is optimizer:
+                return index
+        self._optimizers.append(weakref.ref(optimizer))
+        self._optimizer_labels.append(label)
+        self._handles += clock.attach(self, optimizer)
+        self._described = False
+        return len(self._optimizers) - 1
+
+    def log(self, name: str, value: float | Tensor) -> None:
+        """Keep a number of the user's for the open step."""
+        self._pending_logs.append((self.step, name, value.detach().clone() if isinstance(value, Tensor) else value))
+
+    def event(self, kind: str, value: Any = None) -> None:
+        """Note something that happened at the open step."""
+        self.store.event(self.step, kind, value)
+
+    # ------------------------------------------------------------------------------------------------ steps
+
+    def _open(self) -> Window:
+        recording = self.schedule.records(self.step)
+        return Window(self.step, recording, recording and self.schedule.details(self.step))
+
+    def _prepare(self) -> None:
+        """Put entry hooks on where the open step is to be recorded."""
+        if self._window.recording and self._running:
+            _torch.force_eager(True)
+            for watched in self.models:
+                watched.attach_entries()
+
+    def _close_step(self) -> None:
+        window = self._window
+        self._last = None
+        self._origins.clear()
+        self._owner = None
+        self._parameters.forget()
+        loss = window.loss() if window.losses else None
+        rate = self._rate(window.optimizers)
+        self._pending_losses.append((window.step, loss, rate, window.optimizers))
+        if window.recording:
+            self._describe()
+            self._commit(window)
+            for watched in self.models:
+                watched.detach_taps()
+        elif len(self._pending_losses) >= 50:
+            self._flush()
+        self.step += 1
+        self._window = self._open()
+        if window.recording and not self._window.recording:
+            _torch.force_eager(False)
+            for watched in self.models:
+                watched.detach_entries()
+
+    def _commit(self, window: Window) -> None:
+        rows = window.rows(self._tape.rows(), len(self._sites))
+        info = {
+            "passes": window.passes,
+            "optimizers": window.optimizers,
+            "uncleared": window.uncleared,
+            "training": window.training,
+            "dropped": self._scope_count(window) - len(window.live),
+            "rates": [self._group_rates(i) for i in range(len(self._optimizers))],
+        }
+        units = [(window.step, site, row.cpu().numpy()) for scope, site, row in window.units if scope in window.live]
+        channels = [
+            (window.step, site, block.cpu().numpy()) for scope, site, block in window.channels if scope in window.live
+        ]
+        losses, self._pending_losses = self._pending_losses, []
+        logs, self._pending_logs = self._pending_logs, []
+        self.store.commit(
+            sites=self._sites.take_new(),
+            step=(window.step, time.perf_counter() - self._began, info, rows),
+            losses=losses,
+            units=units,
+            channels=channels,
+            details=[
+                (window.step, key, value) for key, value in (window.details | {"links": window.links}).items() if value
+            ],
+            logged=[(step, name, float(value)) for step, name, value in logs],
+        )
+        self._tape.clear()
+
+    @staticmethod
+    def _scope_count(window: Window) -> int:
+        return len({scope for _, _, scope in window.forwards})
+
+    def _flush(self) -> None:
+        losses, self._pending_losses = self._pending_losses, []
+        logs, self._pending_logs = self._pending_logs, []
+        if losses or logs:
+            self.store.commit(losses=losses, logged=[(step, name, float(value)) for step, name, value in logs])
+
+    def _rate(self, bits: int) -> float | None:
+        for index, reference in enumerate(self._optimizers):
+            optimizer = reference()
+            if bits >> index & 1 and optimizer is not None and optimizer.param_groups:
+                return float(optimizer.param_groups[0].get("lr", float("nan")))
+        return None
+
+    def _group_rates(self, index: int) -> list[float]:
+        optimizer = self._optimizers[index]()
+        return [] if optimizer is None else [float(g.get("lr", float("nan"))) for g in optimizer.param_groups]
+
+    def _describe(self) -> None:
+        """Write what the models and optimizers are, again whenever something has joined."""
+        if self._described:
+            return
+        self._described = True
+        self._parameters.refresh()
+        names: dict[int, str] = {}
+        for watched in self.models:
+            for name, parameter, _ in watched.named_parameters():
+                names.setdefault(id(parameter), name if len(self.models) == 1 else f"{watched.label}.{name}")
+        optimizers, optimized = [], set()
+        for reference, label in zip(self._optimizers, self._optimizer_labels, strict=True):
+            optimizer = reference()
+            if optimizer is not None:
+                optimized |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+                optimizers.append({"label": label} | facts.optimizer_facts(optimizer, names))
+        self.store.facts({"models": [watched.facts(optimized) for watched in self.models], "optimizers": optimizers})
+
+    # ------------------------------------------------------------------------------------------------ forward
+
+    @_timed
+    def entered(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A forward call of an entry module begins: a new scope, if it can train."""
+        if not self._running or os.getpid() != self._pid or _torch.in_backward() or _torch.functorch_is_active():
+            return
+        module, owner = entry.module(), None if self._owner is None else self._owner()
+        if module is None or (entry.name and owner is not None and owner is not module):
+            return  # a part of a root whose call is running
+        if not torch.is_grad_enabled():
+            for watched in self.models:  # an evaluation must run as if nobody watched
+                watched.detach_taps()
+            return
+        if self._window.optimizers:
+            self._close_step()
+        window = self._window
+        if not window.recording:
+            return
+        self._scope += 1
+        self._owner = weakref.ref(module)
+        if window.training is None:
+            window.training = module.training
+        for watched in self.models:
+            watched.attach_taps()
+        watched = self.models[entry.model]
+        if not entry.name:
+            watched.only_root_enters()
+            watched.attach_entries()
+        self._read_inputs(watched, entry.name, args, kwargs)
+
+    def enter(self, watched: WatchedModel, root: nn.Module, args: tuple[Any, ...]) -> None:
+        """A forward call of `root`, a part of a model that was found just now, has begun already."""
+        watched.add_entry(root)
+        watched.attach_entries()
+        entry = watched.entry(root)
+        if entry is not None and self._running:
+            self.entered(entry, args, {})
+
+    def drop_untrained(self) -> None:
+        """Leave models alone none of whose parameters any optimizer trains: teachers, perceptual losses."""
+        optimizers = [reference() for reference in self._optimizers]
+        trained = {id(p) for o in optimizers if o is not None for group in o.param_groups for p in group["params"]}
+        for watched in self.models:
+            active = any(id(p) in trained for _, p, _ in watched.named_parameters())
+            if active != watched.active:
+                watched.active = active
+                self._described = False
+                if not active:
+                    watched.detach_taps()
+                    watched.detach_entries()
+
+    def _read_inputs(self, watched: WatchedModel, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        prefix = f"{part}:" if part else ""
+        named = [(f"{prefix}input[{i}]", value) for i, value in enumerate(args)]
+        named += [(f"{prefix}{name}", value) for name, value in kwargs.items()]
+        for name, value in named:
+            for tensor in measurable(value, 1):
+                site = self._sites.index(watched.index, name, "input")
+                self._window.forwards.append((self._tape.measure(tensor), site, self._scope))
+                if self._window.detail:
+                    rows = details.input_channels(tensor, watched)
+                    if rows is not None:
+                        self._window.channels.append((self._scope, site, rows))
+
+    @_timed
+    def left(self, tap: Tap, args: tuple[Any, ...], output: Any) -> None:
+        """A tapped module has run: measure its output and wait for the gradient."""
+        window = self._window
+        if not window.recording or not self._running or _torch.functorch_is_active():
+            return
+        again = _torch.in_backward()  # a checkpointed block runs its forward a second time
+        scope = self._scope
+        reference = weakref.ref(self)
+        found = (output,) if type(output) is Tensor else measurable(output, MAX_OUTPUTS)
+        for i, tensor in enumerate(found):
+            last = self._last
+            if last is not None and last[0] is tensor and last[1] == tensor._version:
+                continue  # a container that returns what its last child returned
+            if i == len(tap.sites):
+                name = tap.name if i == 0 else f"{tap.name}[{i}]"
+                tap.sites.append((
+                    self._sites.index(tap.model, name, "output"),
+                    self._sites.index(tap.model, name, "gradient"),
+                ))
+            site, gradient_site = tap.sites[i]
+            if not again:
+                window.forwards.append((self._tape.measure(tensor), site, scope))
+            if tensor.requires_grad:
+                tensor.register_hook(gradient_hook(reference, gradient_site, scope))
+            if window.detail and not again and i == 0:
+                self._look_closer(tap, args, tensor, site)
+            self._last = (tensor, tensor._version)
+        if self._owner is not None and self._owner() is tap.module():
+            self._owner = None
+
+    def _look_closer(self, tap: Tap, args: tuple[Any, ...], output: Tensor, site: int) -> None:
+        window = self._window
+        module = tap.module()
+        if module is None:
+            return
+        number = _torch.sequence_number(output.grad_fn) if output.grad_fn is not None else -1
+        link = details.link(module, args, output, self._origins)
+        summary = details.units(module, output)
+        if summary is not None:
+            window.units.append((self._scope, site, summary))
+        functional = details.functional_activation(args, link)
+        if functional is not None:
+            window.units.append((self._scope, self._sites.index(tap.model, tap.name, "input"), functional))
+        key = f"{tap.model}:{tap.name}"
+        window.links.setdefault(key, link)
+        if number >= 0:
+            self._origins.setdefault(number, key)
+
+    # ------------------------------------------------------------------------------------------------ backward
+
+    @_timed
+    def before_backward(self, losses: tuple[Tensor, ...]) -> None:
+        """A backward pass begins."""
+        if not self._running or os.getpid() != self._pid:
+            return
+        try:
+            if self._window.optimizers and not self._window.closure:
+                self._close_step()
+            window = self._window
+            if window.recording:
+                self._clearing.look()
+            if window.passes > window.first_pass and self._parameters.thrown_away(window):
+                window.forget_passes()
+            window.passes += 1
+            self._pass += 1
+            self._active = True
+            self._keep_loss(losses)
+            if window.detail and window.passes == window.first_pass + 1 and losses:
+                window.details["loss"] = details.loss(losses[0], self._origins)
+        except Exception as error:  # never into the user's backward pass
+            self.fail(error)
+
+    def _keep_loss(self, losses: tuple[Tensor, ...]) -> None:
+        if len(losses) == 1 and losses[0].numel() == 1 and not losses[0].is_meta:
+            value = losses[0].detach()
+            self._window.losses.append(float(value) if value.device.type == "cpu" else value.clone())
+
+    @_timed
+    def arrived(self, site: int, scope: int, grad: Tensor) -> None:
+        """The gradient at a site has been computed; it counts when the pass deposits into `.grad`."""
+        if self._active and self._window.recording and self._running:
+            self._window.gradients.append((self._tape.measure(grad), site, self._pass))
+            self._window.live.add(scope)
+
+    @_timed
+    def after_backward(self) -> None:
+        """A backward pass has ended: the gradients are summed over ranks and not yet clipped."""
+        if not self._active:
+            return
+        self._active = False
+        try:
+            if self._window.recording:
+                self._parameters.read_raw(self._window)
+        except Exception as error:  # never into the user's backward pass
+            self.fail(error)
+
+    # ------------------------------------------------------------------------------------------------ optimizer
+
+    def closure_begins(self, optimizer: Optimizer) -> None:
+        """The optimizer runs a closure: its passes belong to this step."""
+        if self._window.optimizers:
+            self._close_step()
+        self._window.closure = True
+
+    @_timed
+    def before_step(self, optimizer: Optimizer) -> None:
+        """The gradients are as the optimizer will use them, the parameters as the forward call used them."""
+        if not self._running:
+            return
+        index = self.add_optimizer(optimizer)
+        window = self._window
+        if window.recording:
+            if self._clearing.uncleared(index) and index not in window.uncleared:
+                window.uncleared.append(index)
+            self._parameters.before_step(optimizer, window)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """The parameters have been updated: the step is done, unless another optimizer follows at once."""
+        if not self._running:
+            return
+        self._finish_step(optimizer)
+        if self.on_step is not None:
+            self.on_step(self.step)
+
+    @_timed
+    def _finish_step(self, optimizer: Optimizer) -> None:
+        index = self.add_optimizer(optimizer)
+        window = self._window
+        window.optimizers |= 1 << index
+        if window.recording:
+            self._parameters.after_step(optimizer, window)
+            if window.detail:
+                window.details["distinct"] = self._parameters.distinct()
+            for watched in self.models:
+                watched.detach_taps()
+        elif self.schedule.records(self.step + 1):
+            for watched in self.models:
+                watched.attach_entries()
+        self._clearing.remember(index, optimizer)
+        window.closure = False
+
+    def _stepped_elsewhere(self, optimizer: Optimizer) -> None:
+        """An optimizer that nobody watches has stepped: the passes before it were its own."""
+        if self._running and all(reference() is not optimizer for reference in self._optimizers):
+            if not self._window.optimizers:
+                self._window.forget_passes()

@@ -1,0 +1,145 @@
+"""One watched model: its named modules and parameters, and the hooks that are put on and taken off at each recorded step."""
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from trimtab.recording import facts
+from trimtab.recording.taps import Entry, Listener, Tap
+
+
+class WatchedModel:
+    """A model, held weakly.
+
+    Attributes:
+        index: Its number in the record.
+        label: What the user calls it.
+        classes: Its class name.
+        active: Whether it is watched at all; a model that nothing trains is left alone.
+    """
+
+    def __init__(self, listener: Listener, model: nn.Module, index: int, label: str) -> None:
+        self.index = index
+        self.label = label
+        self.classes = type(model).__name__
+        self._model = weakref.ref(model)
+        self._listener = weakref.ref(listener)
+        self._taps: list[tuple[weakref.ref[nn.Module], Tap]] | None = None
+        self._handles: list[Any] = []
+        self._entry_handles: list[Any] = []
+        self._entries: list[weakref.ref[nn.Module]] = [weakref.ref(model), *(weakref.ref(m) for m in model.children())]
+        self.active = True
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model, None when the user has let go of it."""
+        return self._model()
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Name and module of everything worth a tap."""
+        model = self.model
+        if model is not None:
+            yield from facts.named_modules(model)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor, bool]]:
+        """Name, parameter and whether `model.parameters()` knows it."""
+        model = self.model
+        if model is None:
+            return
+        registered = {id(p) for p in model.parameters()}
+        seen: set[int] = set()
+        for owner, module in self._all_modules(model):
+            for name, parameter in module.named_parameters(recurse=False):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield (f"{owner}.{name}" if owner else name), parameter, id(parameter) in registered
+
+    def _all_modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        seen: set[int] = set()
+        for name, module in self.named_modules():
+            seen.add(id(module))
+            yield name, module
+        for name, module in model.named_modules():  # the inside of parametrizations, which has parameters but no taps
+            if id(module) not in seen:
+                yield facts.plain_name(name), module
+
+    def entry(self, module: nn.Module) -> Entry | None:
+        """The hook for forward calls of `module`, where that is a part of this model."""
+        listener = self._listener()
+        name = next((name for name, part in self.named_modules() if part is module), None)
+        return None if listener is None or name is None else Entry(listener, module, self.index, name)
+
+    def add_entry(self, module: nn.Module) -> None:
+        """Forward calls of `module` come from outside the model."""
+        if all(reference() is not module for reference in self._entries):
+            self._entries.append(weakref.ref(module))
+            self.detach_entries()
+
+    def only_root_enters(self) -> None:
+        """The root itself has been called: its children are called by it."""
+        if len(self._entries) > 1:
+            self._entries = self._entries[:1]
+            self.detach_entries()
+
+    def attach_entries(self) -> None:
+        """Listen for forward calls of the root, and of its children as long as the root itself was never called."""
+        if self._entry_handles or not self.active:
+            return
+        for reference in self._entries:
+            module = reference()
+            hook = None if module is None else self.entry(module)
+            if module is not None and hook is not None:
+                self._entry_handles.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+
+    def detach_entries(self) -> None:
+        """Stop listening for forward calls."""
+        for handle in self._entry_handles:
+            handle.remove()
+        self._entry_handles.clear()
+
+    def attach_taps(self) -> None:
+        """Put a tap on every module."""
+        listener = self._listener()
+        if self._handles or listener is None or not self.active:
+            return
+        if self._taps is None:
+            self._taps = [
+                (weakref.ref(module), Tap(listener, module, self.index, name)) for name, module in self.named_modules()
+            ]
+        for reference, tap in self._taps:
+            module = reference()
+            if module is not None:
+                self._handles.append(module.register_forward_hook(tap))
+
+    def detach_taps(self) -> None:
+        """Take all taps off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def forget_structure(self) -> None:
+        """Look at the modules afresh at the next recorded step: the model has changed."""
+        self._taps = None
+
+    def facts(self, optimized: set[int]) -> dict[str, Any]:
+        """The model as plain data.
+
+        Args:
+            optimized: Identities of the parameters that an optimizer has.
+
+        Returns:
+            Label, class, modules and parameters.
+        """
+        registered = {}
+        for name, parameter, known in self.named_parameters():
+            owner, _, _ = name.rpartition(".")
+            registered[name] = facts.parameter_facts(parameter, owner, known, id(parameter) in optimized)
+        return {
+            "label": self.label,
+            "class": self.classes,
+            "active": self.active,
+            "modules": {name: facts.module_facts(module) for name, module in self.named_modules()},
+            "parameters": registered,
+        }

@@ -1,0 +1,335 @@
+"""A diagnosis as text for a terminal or a log file: words carry the meaning, colours only help."""
+
+from collections.abc import Iterator, Sequence
+from io import StringIO
+
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trimtab._messages import say
+from trimtab.report.diagnosis import Diagnosis, RunFacts
+from trimtab.report.finding import Evidence, Finding, Repair
+from trimtab.report.pages import codes, title
+from trimtab.report.words import clean, expectation, in_words, measurement, number, places, quantity, share
+
+_COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+_MOST = {"evidence": 5, "symptoms": 6, "repairs": 3, "notes": 6, "facts": 4, "roots": 9}
+_SEVERITY = {"error": lambda: say("error"), "warning": lambda: say("warning"), "note": lambda: say("note")}
+
+
+def render_text(diagnosis: Diagnosis, *, color: bool = False, width: int = 80, unicode: bool = True) -> str:
+    """The diagnosis as text: the verdict, the numbers, the repair; then what follows from it, notes and the run.
+
+    Args:
+        diagnosis: What to render.
+        color: Whether to write ANSI colours; nothing is said by colour alone.
+        width: Columns of the reader's window; no line is wider.
+        unicode: False keeps to ASCII, for streams that cannot take more.
+
+    Returns:
+        The report, ending in one line end.
+    """
+    out = StringIO()
+    console = Console(
+        file=out,
+        width=max(width, 40),
+        height=25,
+        color_system="standard" if color else None,
+        force_terminal=color,
+        force_jupyter=False,
+        force_interactive=False,
+        no_color=not color,
+        legacy_windows=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        safe_box=True,
+    )
+    writer = _Writer(console.width, unicode)
+    for part in writer.report(diagnosis):
+        console.print(part, overflow="fold")
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
+
+
+def fold(diagnosis: Diagnosis) -> tuple[list[tuple[Finding, list[Finding]]], list[Finding]]:
+    """The findings as they are told: main findings, each with all that follows from it, and lone notes.
+
+    A finding whose causes are not in the diagnosis (ignored ones, say) stands for itself; none is told twice or lost.
+
+    Args:
+        diagnosis: The findings.
+
+    Returns:
+        Main findings with their symptoms, direct and indirect, and the notes that belong to none.
+    """
+    findings = diagnosis.findings
+    present = {f.code for f in findings}
+    told: set[int] = set()
+    groups: list[tuple[Finding, list[Finding]]] = []
+    first = [i for i, f in enumerate(findings) if not present.intersection(f.causes)]
+    for i in (*first, *range(len(findings))):
+        if i in told:
+            continue
+        told.add(i)
+        following: list[Finding] = []
+        heads = [findings[i].code]
+        for head in heads:  # grows while it is read: symptoms of symptoms belong here too
+            for k, finding in enumerate(findings):
+                if head in finding.causes and k not in told:
+                    told.add(k)
+                    following.append(finding)
+                    heads.append(finding.code)
+        groups.append((findings[i], following))
+    grave, light = [], []
+    for main, following in groups:
+        if all(f.severity == "note" for f in (main, *following)):
+            light += [main, *following]
+        else:
+            grave.append((main, following))
+    return grave, light
+
+
+def _count(count: int, what: str) -> str:
+    words = {
+        "error": ("{n} error", "{n} errors"),
+        "warning": ("{n} warning", "{n} warnings"),
+        "note": ("{n} note", "{n} notes"),
+        "step": ("{n} step", "{n} steps"),
+        "root": ("{n} root cause", "{n} root causes"),
+    }[what]
+    return say(words[count != 1], n=f"{count:,}")
+
+
+def _place(where: Sequence[str]) -> str:
+    phrases = {
+        "data": say("in the data"),
+        "loss": say("in the loss"),
+        "optimizer": say("in the optimizer"),
+        "loop": say("in the training loop"),
+    }
+    if not where:
+        return ""
+    if all(name in phrases for name in where):
+        return ", ".join(phrases[name] for name in where)
+    return say("at {places}", places=places(where))
+
+
+class _Writer:
+    """Builds the parts of the report for one width and one set of characters."""
+
+    def __init__(self, width: int, unicode: bool) -> None:
+        self.width = width
+        self.unicode = unicode
+
+    def text(self, text: str, style: str = "") -> Text:
+        return Text(clean(text, unicode=self.unicode), style=style, overflow="fold")
+
+    def report(self, diagnosis: Diagnosis) -> Iterator[RenderableType]:
+        groups, notes = fold(diagnosis)
+        yield self.header(diagnosis)
+        yield ""
+        if not diagnosis.run.finished:
+            seen = _count(diagnosis.run.steps, "step")
+            yield self.text(say("The run had not ended; this is what its first {seen} showed.", seen=seen), "italic")
+            yield ""
+        if not groups:
+            yield self.calm(diagnosis.run)
+            yield ""
+        if len(groups) > 1:
+            yield from self.contents([main for main, _ in groups])
+            yield ""
+        for i, (main, following) in enumerate(groups, start=1):
+            if len(groups) > 1:
+                yield self.rule(say("{i} of {n}", i=i, n=len(groups)))
+            yield from self.main(main)
+            yield from self.following(main, following)
+            yield from self.pointers(main)
+            yield ""
+        if notes:
+            yield self.rule(say("Notes: true and harmless"))
+            yield from self.notes(notes)
+            yield ""
+        yield from self.run(diagnosis.run)
+
+    def header(self, diagnosis: Diagnosis) -> Text:
+        name = clean(diagnosis.run.name, unicode=self.unicode)
+        counts = [
+            _count(n, severity)
+            for severity in ("error", "warning", "note")
+            if (n := sum(f.severity == severity for f in diagnosis.findings))
+        ]
+        right = ", ".join(counts) or say("nothing found")
+        room = self.width - cell_len(right) - len("trimtab ") - 6
+        left = Text().append("trimtab", "bold")
+        if name:
+            left.append(" ").append(self.cut(Text(name, "bold"), room))
+        dash = "─" if self.unicode else "-"
+        fill = max(self.width - left.cell_len - cell_len(right) - 2, 3)
+        return left.append(f" {dash * fill} ", "dim").append(right)
+
+    def rule(self, name: str) -> Text:
+        dash = "─" if self.unicode else "-"
+        label = self.cut(self.text(name, "bold"), self.width - 8)
+        line = Text().append(dash * 2 + " ", "dim").append(label)
+        return line.append(" " + dash * (self.width - line.cell_len - 1), "dim")
+
+    def cut(self, text: Text, most: int) -> Text:
+        """Return the text on one line of at most `most` columns."""
+        if text.cell_len <= most:
+            return text
+        dots = "…" if self.unicode else "..."
+        text.truncate(max(most - cell_len(dots), 0), overflow="crop")
+        text.rstrip()
+        return text.append(dots)
+
+    def calm(self, run: RunFacts) -> Text:
+        mark = Text().append("✓ " if self.unicode else "OK ", "bold green")
+        if run.steps == 0:
+            return mark.append(self.text(say("Nothing found; no training step was seen, though.")))
+        return mark.append(self.text(say("Nothing found that would keep this network from training.")))
+
+    def main(self, finding: Finding) -> Iterator[RenderableType]:
+        severity = _SEVERITY[finding.severity]().upper()
+        head = title(finding.code) or in_words(finding.code).capitalize()
+        place = _place(finding.where)
+        verdict = Table.grid(padding=(0, 2, 0, 0))
+        verdict.add_column(no_wrap=True)
+        verdict.add_column(overflow="fold")
+        verdict.add_row(self.text(severity, _COLOURS[finding.severity]), self.text(head, "bold"))
+        where = self.code(finding)
+        verdict.add_row("", where.append(" ").append(self.text(place, "bold")) if place else where)
+        yield verdict
+        yield ""
+        yield self.indented(self.text(finding.summary))
+        if finding.evidence:
+            yield ""
+            yield self.indented(self.evidence(finding.evidence))
+        if finding.repairs:
+            yield ""
+            yield from self.repairs(finding.repairs)
+
+    def code(self, finding: Finding) -> Text:
+        return Text(overflow="fold").append(self.text(finding.code, _COLOURS[finding.severity].removeprefix("bold ")))
+
+    def named(self, finding: Finding, remark: str = "") -> Text:
+        """Return code, place and summary in a row."""
+        rest = " ".join(part for part in (remark, _place(finding.where)) if part)
+        text = self.code(finding)
+        if rest:
+            text.append(" ").append(self.text(rest))
+        return text.append(": ").append(self.text(finding.summary))
+
+    def contents(self, mains: Sequence[Finding]) -> Iterator[Text]:
+        yield self.text(say("{roots}:", roots=_count(len(mains), "root")), "bold")
+        for i, main in enumerate(mains[: _MOST["roots"]], start=1):
+            yield self.cut(Text(f"  {i}  ").append(self.named(main)), self.width)
+        if len(mains) > _MOST["roots"]:
+            yield self.text(say("and {n} more", n=len(mains) - _MOST["roots"]), "dim")
+
+    def indented(self, part: RenderableType, by: int = 2) -> Padding:
+        return Padding(part, (0, 0, 0, by))
+
+    def evidence(self, evidence: Sequence[Evidence]) -> Table:
+        shown = evidence[: _MOST["evidence"]]
+        expected = any(expectation(e) for e in shown)
+        table = Table.grid(padding=(0, 3, 0, 0))
+        table.add_column(overflow="fold")
+        table.add_column(overflow="fold", max_width=24)
+        table.add_column(overflow="fold", max_width=30)
+        heads = [self.text(say("measured"), "dim"), self.text(say("expected") if expected else "", "dim")]
+        table.add_row("", *heads)
+        for e in shown:
+            measured = self.text(quantity(e.measured, e.unit), "bold")
+            table.add_row(self.text(measurement(e)), measured, self.text(expectation(e)))
+        if len(evidence) > len(shown):
+            table.add_row(self.text(say("and {n} more", n=len(evidence) - len(shown)), "dim"))
+        return table
+
+    def repairs(self, repairs: Sequence[Repair]) -> Iterator[RenderableType]:
+        labels = [say("Repair"), *[say("or")] * (len(repairs) - 1)]
+        for label, repair in list(zip(labels, repairs, strict=True))[: _MOST["repairs"]]:
+            row = Table.grid(padding=(0, 2, 0, 0))
+            row.add_column(no_wrap=True, min_width=max(cell_len(x) for x in labels))
+            row.add_column(overflow="fold")
+            row.add_row(self.text(label, "bold green"), self.text(repair.summary))
+            yield self.indented(row)
+            if repair.code:
+                code = clean(repair.code.strip("\n"), unicode=self.unicode, lines=True)
+                yield ""
+                yield self.indented(Text(code, style="cyan", overflow="fold"), 6)
+                if repair is not repairs[-1]:
+                    yield ""
+
+    def following(self, main: Finding, findings: Sequence[Finding]) -> Iterator[RenderableType]:
+        if not findings:
+            return
+        yield ""
+        for finding in findings[: _MOST["symptoms"]]:
+            line = Text().append(self.text(say("follows from it:"), "dim")).append(" ")
+            line.append(self.named(finding, f"({_SEVERITY[finding.severity]()})"))
+            yield self.indented(self.cut(line, self.width - 2))
+        if len(findings) > _MOST["symptoms"]:
+            more = say("follows from it: {n} more findings", n=len(findings) - _MOST["symptoms"])
+            yield self.indented(self.text(more, "dim"))
+
+    def pointers(self, finding: Finding) -> Iterator[RenderableType]:
+        lines = []
+        if finding.location is not None:
+            lines.append(say("Look at {file}:{line}", file=finding.location.file, line=finding.location.line))
+        if finding.code in codes():
+            lines.append(say("Why: trimtab explain {code}", code=finding.code))
+        elif finding.reference:
+            lines.append(say("Why: {reference}", reference=finding.reference))
+        if lines:
+            yield ""
+        gap = "  ·  " if self.unicode else "  -  "
+        joined = gap.join(clean(line, unicode=self.unicode) for line in lines)
+        for line in [joined] if lines and cell_len(joined) <= self.width - 2 else lines:
+            yield self.indented(Text(line if line is joined else clean(line, unicode=self.unicode), "dim"))
+
+    def notes(self, notes: Sequence[Finding]) -> Iterator[RenderableType]:
+        for note in notes[: _MOST["notes"]]:
+            row = Table.grid(padding=(0, 1, 0, 0))
+            row.add_column(no_wrap=True)
+            row.add_column(overflow="fold")
+            row.add_row("·" if self.unicode else "-", self.named(note))
+            yield row
+        if len(notes) > _MOST["notes"]:
+            yield self.text(say("and {n} more", n=len(notes) - _MOST["notes"]), "dim")
+
+    def run(self, run: RunFacts) -> Iterator[RenderableType]:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True, style="dim")
+        table.add_column(overflow="fold")
+        for label, lines in self.facts(run):
+            shown = lines[: _MOST["facts"]]
+            if len(lines) > len(shown):
+                shown = [*shown, say("and {n} more", n=len(lines) - len(shown))]
+            for name, line in zip([label, *[""] * len(shown)], shown, strict=False):
+                table.add_row(self.text(name), self.text(line))
+        yield self.rule(say("Run"))
+        yield table
+
+    def facts(self, run: RunFacts) -> Iterator[tuple[str, Sequence[str]]]:
+        if run.steps == 0:
+            yield say("Steps"), [say("no training step was seen")]
+        else:
+            seen = say("{steps}, {n} recorded in full", steps=_count(run.steps, "step"), n=f"{run.recorded:,}")
+            yield say("Steps"), [seen if run.finished else say("{seen}, not ended", seen=seen)]
+        if run.first_loss is None and run.last_loss is None:
+            yield say("Loss"), [say("no loss was seen")]
+        else:
+            first, last = (say("unknown") if x is None else number(x) for x in (run.first_loss, run.last_loss))
+            yield say("Loss"), [say("{first} → {last} (first step, mean of the last ones)", first=first, last=last)]
+        if run.models:
+            yield say("Model"), run.models
+        if run.optimizers:
+            yield say("Optimizer"), run.optimizers
+        yield say("Record"), [run.record or say("kept in memory only")]
+        if run.watching is not None:
+            yield say("Cost"), [say("watching took {share} of the run's time", share=share(run.watching))]
+        if run.unseen:
+            yield say("Not seen"), run.unseen

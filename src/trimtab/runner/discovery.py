@@ -1,0 +1,184 @@
+"""Find the models and optimizers of a script that knows nothing of trimtab.
+
+A global forward pre-hook sees each root before its children, global step hooks see every optimizer. The hooks that cost
+something on every module call are there only until every optimizer's parameters are found in a model.
+"""
+
+import os
+import sys
+import sysconfig
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from trimtab import _torch
+from trimtab.recording import Recorder
+from trimtab.runner.script import PACKAGE
+
+LIBRARIES = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "purelib", "platlib")})
+PATIENCE = 3
+"""Steps after which a model that no optimizer trains is left alone."""
+
+
+class Discovery:
+    """Watches the whole process for roots and optimizers, and hands them to a recorder.
+
+    Attributes:
+        on_found: Called once, when the first model has been found.
+    """
+
+    def __init__(self, recorder: Recorder, on_found: Callable[[], None]) -> None:
+        self.recorder = recorder
+        self.on_found = on_found
+        self._handles: list[Any] = []
+        self._module_handles: list[Any] = []
+        self._owner: weakref.ref[nn.Module] | None = None
+        self._roots: list[weakref.ref[nn.Module]] = []
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._steps = 0
+        self._places: dict[str, tuple[str, int]] = {}
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._handles.append(register_optimizer_step_pre_hook(self._stepping))
+        _torch.listen_to_backward(self)
+        self._look_for_roots()
+
+    def close(self) -> None:
+        """Take every hook away."""
+        for handle in (*self._handles, *self._module_handles):
+            handle.remove()
+        self._handles.clear()
+        self._module_handles.clear()
+        _torch.stop_listening_to_backward(self)
+
+    # ---------------------------------------------------------------------------------------------------- roots
+
+    def _look_for_roots(self) -> None:
+        if not self._module_handles:
+            self._module_handles = [
+                register_module_forward_pre_hook(self._calling),
+                register_module_forward_hook(self._called, always_call=True),
+            ]
+
+    def _calling(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or (self._owner is not None and self._owner() is not None):
+            return
+        self._owner = weakref.ref(module)
+        if torch.is_grad_enabled() and not _torch.in_backward() and not any(r() is module for r in self._roots):
+            self._roots.append(weakref.ref(module))
+            if any(p.requires_grad for p in module.parameters()):
+                self._found(module, args)
+
+    def _called(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._owner is not None and self._owner() is module:
+            self._owner = None
+
+    def _found(self, root: nn.Module, args: Any) -> None:
+        frame = sys._getframe(2)
+        self._note_place("forward", frame)
+        model, label = owner(root, frame)
+        first = not self.recorder.models
+        watched = self.recorder.add_model(model, label)
+        self.recorder.enter(watched, root, args if isinstance(args, tuple) else (args,))
+        if first:
+            self.on_found()
+
+    # ---------------------------------------------------------------------------------------------------- steps
+
+    def _stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if any(reference() is optimizer for reference in self._optimizers):
+            self._steps += 1
+            if self._steps == PATIENCE:
+                self.recorder.drop_untrained()
+            return
+        self._optimizers.append(weakref.ref(optimizer))
+        self._note_place("step", sys._getframe(1))
+        self.recorder.add_optimizer(optimizer, variable(optimizer, sys._getframe(1)))
+        known = {id(p) for watched in self.recorder.models for _, p, _ in watched.named_parameters()}
+        if all(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            self._stop_looking_for_roots()
+        else:
+            self._look_for_roots()
+
+    def _stop_looking_for_roots(self) -> None:
+        for handle in self._module_handles:
+            handle.remove()
+        self._module_handles.clear()
+        self._owner = None
+
+    def before_backward(self, losses: tuple[Tensor, ...]) -> None:
+        """Note once where the backward pass is called."""
+        self._note_place("backward", sys._getframe(2))
+
+    def after_backward(self) -> None:
+        """One look was enough."""
+        _torch.stop_listening_to_backward(self)
+
+    def _note_place(self, what: str, frame: FrameType) -> None:
+        if what in self._places:
+            return
+        for user in user_frames(frame):
+            self._places[what] = (os.path.abspath(user.f_code.co_filename), user.f_lineno)
+            self.recorder.store.facts({"places": self._places})
+            return
+
+
+def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames of the user's own code, the innermost first.
+
+    Args:
+        frame: Where to start.
+
+    Yields:
+        Frames whose code lies neither in trimtab nor in an installed library.
+    """
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(PACKAGE) and not file.startswith("<") and not file.startswith(LIBRARIES):
+            yield frame
+        frame = frame.f_back
+
+
+def owner(root: nn.Module, frame: FrameType | None) -> tuple[nn.Module, str]:
+    """The largest module in the user's hands that holds `root`, and what the user calls it.
+
+    A Lightning module is never called itself; a GAN kept in one module is called by its parts. Their names are better told
+    from the whole.
+
+    Args:
+        root: A module that was called from no other module.
+        frame: Where it was called.
+
+    Returns:
+        The module (`root` itself where nothing holds it) and a label.
+    """
+    best, size, label = root, sum(1 for _ in root.modules()), ""
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            for name, value in list(frame.f_locals.items()):
+                if not isinstance(value, nn.Module):
+                    continue
+                parts = list(value.modules())
+                if len(parts) > size and any(part is root for part in parts):
+                    best, size, label = value, len(parts), "" if name == "self" else name
+                elif value is best and not label and name != "self":
+                    label = name
+        frame = frame.f_back
+    return best, label or type(best).__name__
+
+
+def variable(value: object, frame: FrameType | None) -> str:
+    """The name of a variable of the user's that holds `value`, "" when there is none."""
+    for user in user_frames(frame):
+        for name, held in list(user.f_locals.items()):
+            if held is value and name != "self":
+                return name
+    return ""

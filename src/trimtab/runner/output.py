@@ -1,0 +1,48 @@
+"""Where a report goes: a file, standard output, or the terminal."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from trimtab.errors import UsageError
+from trimtab.report import Diagnosis, render
+
+
+def write_report(diagnosis: Diagnosis, format: str, output: str | None, stream: TextIO) -> None:
+    """Write a report.
+
+    Args:
+        diagnosis: What to report.
+        format: "text", "json" or "sarif".
+        output: File, "-" for standard output, None for `stream`.
+        stream: Where the report goes when no output is named.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    if output is not None and output != "-":
+        try:
+            Path(output).write_text(render(diagnosis, format) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write the report to {output}: {error.strerror}") from error
+        return
+    target = sys.stdout if output == "-" else stream
+    print(
+        render(diagnosis, format, **_terminal(target)) if format == "text" else render(diagnosis, format),
+        file=target,
+        flush=True,
+    )
+
+
+def _terminal(stream: TextIO) -> dict[str, bool | int]:
+    """What the stream can show."""
+    color = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    width = 80
+    if stream.isatty():
+        try:
+            width = min(max(os.get_terminal_size(stream.fileno()).columns, 40), 100)
+        except OSError:
+            width = 80
+    encoding = (getattr(stream, "encoding", None) or "ascii").lower()
+    return {"color": color, "width": width, "unicode": encoding.startswith("utf")}

@@ -1,0 +1,274 @@
+"""The compiled kernel: all seven statistics in one pass over blocks that stay in the L1 cache.
+
+Every loop holds one kind of reduction and stays in 32 bits, because LLVM vectorises it only then. Within a block sums
+are float32 (or float64 for float64 data), taken about the block's own mean; across blocks Chan's merge runs in float64.
+Arguments are plain integers (addresses, sizes): numba dispatches those several times faster than arrays.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from numba.extending import intrinsic
+
+_numba: Any = numba  # half of numba is typed, which is worse than none
+types, carray = _numba.types, _numba.carray
+
+BLOCK = 4096
+# Outside these magnitudes squares, or the rounding-level residuals of the block, leave float32's normal range.
+_HUGE = np.float32(1e18).view(np.int32)
+_TINY = np.float32(1e-11).view(np.int32)
+# Deviations may be taken about a centre up to this many variances (squared distance) from the mean.
+_FAR = 4.0
+_MAGNITUDE32 = np.int32(0x7FFFFFFF)
+_INFINITE32 = np.int32(0x7F800000)
+_MAGNITUDE64 = np.int64(0x7FFFFFFFFFFFFFFF)
+_INFINITE64 = np.int64(0x7FF0000000000000)
+# Sums may be reordered; NaN and infinity keep their meaning (they never reach a sum, but bits are tested).
+_REORDER = {"reassoc", "nsz", "contract"}
+
+
+def _identity(x: int) -> int:
+    return x
+
+
+def _can_cache() -> bool:
+    """Returns whether compiled code can be kept: numba looks for a directory by itself and raises if it finds none."""
+    try:
+        numba.njit("int64(int64)", cache=True)(_identity)
+    except Exception:  # no place, no permission, a full disk
+        return False
+    return True
+
+
+_CACHE = _can_cache()
+
+
+def _jit(*signature: str) -> Callable[[Callable[..., Any]], Any]:
+    """Returns a decorator that compiles: at once with a signature, when first called from compiled code without."""
+    # Without the GIL, a long pass over a large tensor stops no other thread.
+    return numba.njit(list(signature) or None, cache=_CACHE, nogil=True, fastmath=_REORDER)
+
+
+def _pointer_to(element: Any) -> Any:
+    """An intrinsic that reads an integer as the address of `element` values.
+
+    Returns:
+        A function of an integer, callable in compiled code.
+    """
+
+    def cast(typing_context: Any, address: Any) -> Any:
+        pointer = types.CPointer(element)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+        return pointer(types.int64), generate
+
+    return intrinsic(cast)
+
+
+_float32_at = _pointer_to(types.float32)
+_float64_at = _pointer_to(types.float64)
+_int16_at = _pointer_to(types.int16)
+
+
+@_jit()
+def _exact(x: Any, top: float, bad: int) -> Any:
+    """Returns the moments of a block of finite values in float64; `top` is their largest magnitude."""
+    n = x.shape[0]
+    if n == 0:
+        return 0, 0.0, 0.0, 0.0, 0.0, 0, bad
+    total = 0.0
+    for i in range(n):
+        total += np.float64(x[i])
+    centre = total / n
+    rest = 0.0
+    squares = 0.0
+    absolute = 0.0
+    for i in range(n):
+        delta = np.float64(x[i]) - centre
+        rest += delta
+        squares += delta * delta
+        absolute += abs(np.float64(x[i]))
+    zeros = 0
+    for i in range(n):
+        zeros += x[i] == 0
+    return n, centre + rest / n, max(squares - rest * rest / n, 0.0), absolute, top, zeros, bad
+
+
+@_jit()
+def _finite_part(x: Any) -> Any:
+    """Returns the moments of a block that holds NaN or infinity: the finite values are packed together first."""
+    packed = np.empty(x.shape[0], np.float64)
+    n = 0
+    top = 0.0
+    for i in range(x.shape[0]):
+        value = np.float64(x[i])
+        if abs(value) < np.inf:
+            packed[n] = value
+            n += 1
+            top = max(top, abs(value))
+    return _exact(packed[:n], top, x.shape[0] - n)
+
+
+@_jit()
+def _about(x: Any, centre: Any) -> Any:
+    """Returns the sums of x - centre, of its square, and of |x|."""
+    rest = np.float32(0)
+    squares = np.float32(0)
+    absolute = np.float32(0)
+    for i in range(x.shape[0]):
+        delta = np.float32(x[i] - centre)
+        rest += delta
+        squares += delta * delta
+        absolute += abs(x[i])
+    return np.float64(rest), np.float64(squares), np.float64(absolute)
+
+
+@_jit()
+def _block32(x: Any, guess: Any) -> Any:
+    """Returns the moments of one block of float32: (count, mean, m2, sum of magnitudes, largest, zeros, non-finite).
+
+    Deviations are taken about `guess`, the mean of the values before, which saves a pass where it is near enough.
+    """
+    n = x.shape[0]
+    bits = x.view(np.int32)
+    top = np.int32(0)
+    for i in range(n):
+        top = max(top, np.int32(bits[i] & _MAGNITUDE32))
+    peak = np.int32(top)  # numba views a scalar as another type only where its name has one definition
+    if peak >= _INFINITE32:
+        return _finite_part(x)
+    if peak > _HUGE or 0 < peak < _TINY:
+        return _exact(x, np.float64(peak.view(np.float32)), 0)
+    zeros = np.int32(0)
+    for i in range(n):
+        zeros = np.int32(zeros + np.int32(x[i] == np.float32(0)))
+    rest, squares, absolute = _about(x, guess)
+    m2 = squares - rest * rest / n
+    if squares == np.inf or rest * rest / n > _FAR * m2:
+        # The guess overflowed, or cost digits: once more about this block's own mean.
+        total = np.float32(0)
+        for i in range(n):
+            total += x[i]
+        guess = np.float32(total / np.float32(n))
+        rest, squares, absolute = _about(x, guess)
+        m2 = squares - rest * rest / n
+    # `guess` is not the mean: what the residuals add up to corrects both moments exactly.
+    return n, guess + rest / n, max(m2, 0.0), absolute, np.float64(peak.view(np.float32)), np.int64(zeros), 0
+
+
+@_jit()
+def _block64(x: Any) -> Any:
+    """Returns the moments of one block of float64."""
+    bits = x.view(np.int64)
+    top = np.int64(0)
+    for i in range(x.shape[0]):
+        top = max(top, bits[i] & _MAGNITUDE64)
+    peak = np.int64(top)
+    return _finite_part(x) if peak >= _INFINITE64 else _exact(x, peak.view(np.float64), 0)
+
+
+@_jit()
+def _fold(row: Any, block: Any) -> None:
+    """Chan's merge of one block into the row, whose fourth number is the sum of magnitudes until `_close`."""
+    n, mean, m2, absolute, top, zeros, bad = block
+    row[6] += bad
+    if n == 0:
+        return
+    count = row[0] + n
+    delta = mean - row[1]
+    row[2] += m2 + delta * delta * row[0] * (n / count)
+    row[1] += delta * (n / count)
+    row[0] = count
+    row[3] += absolute
+    row[4] = max(row[4], top)
+    row[5] += zeros
+
+
+@_jit()
+def _close(row: Any) -> None:
+    """Turn the sum of magnitudes into their mean."""
+    if row[0] > 0:
+        row[3] /= row[0]
+
+
+@_jit()
+def _row_at(address: int) -> Any:
+    """Returns the seven float64 at an address, set to zero."""
+    row = carray(_float64_at(address), (7,))
+    row[:] = 0.0
+    return row
+
+
+@_jit()
+def _unpack(values: Any, out: Any) -> None:
+    """Bfloat16 is the upper half of a float32."""
+    bits = out.view(np.int32)
+    for i in range(values.shape[0]):
+        bits[i] = np.int32(np.int32(values[i]) << np.int32(16))
+
+
+@_jit("void(int64,int64,int64,int64)")
+def float32(address: int, n: int, step: int, out: int) -> None:
+    """Measure n float32 in blocks whose starts lie `step` elements apart; seven float64 are written to `out`."""
+    row = _row_at(out)
+    for start in range(0, n, BLOCK):
+        block = carray(_float32_at(address + start // BLOCK * step * 4), (min(BLOCK, n - start),))
+        _fold(row, _block32(block, np.float32(row[1])))
+    _close(row)
+
+
+@_jit("void(int64,int64,int64,int64)")
+def float64(address: int, n: int, step: int, out: int) -> None:
+    """Measure n float64; as `float32` otherwise."""
+    row = _row_at(out)
+    for start in range(0, n, BLOCK):
+        block = carray(_float64_at(address + start // BLOCK * step * 8), (min(BLOCK, n - start),))
+        _fold(row, _block64(block))
+    _close(row)
+
+
+@_jit("void(int64,int64,int64,int64)")
+def bfloat16(address: int, n: int, step: int, out: int) -> None:
+    """Measure n bfloat16; as `float32` otherwise."""
+    row = _row_at(out)
+    unpacked = np.empty(min(n, BLOCK), np.float32)
+    for start in range(0, n, BLOCK):
+        width = min(BLOCK, n - start)
+        _unpack(carray(_int16_at(address + start // BLOCK * step * 2), (width,)), unpacked[:width])
+        _fold(row, _block32(unpacked[:width], np.float32(row[1])))
+    _close(row)
+
+
+@_jit("void(int64,int64,int64,int64,int64,int64)")
+def float32_difference(after: int, before: int, n: int, step_after: int, step_before: int, out: int) -> None:
+    """Measure after - before, n float32 each, block by block: the difference never leaves the L1 cache."""
+    row = _row_at(out)
+    delta = np.empty(min(n, BLOCK), np.float32)
+    for start in range(0, n, BLOCK):
+        width, number = min(BLOCK, n - start), start // BLOCK
+        x = carray(_float32_at(after + number * step_after * 4), (width,))
+        y = carray(_float32_at(before + number * step_before * 4), (width,))
+        for i in range(width):
+            delta[i] = x[i] - y[i]
+        _fold(row, _block32(delta[:width], np.float32(row[1])))
+    _close(row)
+
+
+@_jit("void(int64,int64,int64,int64,int64,int64)")
+def bfloat16_difference(after: int, before: int, n: int, step_after: int, step_before: int, out: int) -> None:
+    """Measure after - before of bfloat16, taken in float32; as `float32_difference` otherwise."""
+    row = _row_at(out)
+    delta = np.empty(min(n, BLOCK), np.float32)
+    other = np.empty(min(n, BLOCK), np.float32)
+    for start in range(0, n, BLOCK):
+        width, number = min(BLOCK, n - start), start // BLOCK
+        _unpack(carray(_int16_at(after + number * step_after * 2), (width,)), delta[:width])
+        _unpack(carray(_int16_at(before + number * step_before * 2), (width,)), other[:width])
+        for i in range(width):
+            delta[i] -= other[i]
+        _fold(row, _block32(delta[:width], np.float32(row[1])))
+    _close(row)
