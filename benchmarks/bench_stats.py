@@ -8,6 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -32,7 +33,9 @@ def read(t: torch.Tensor) -> torch.Tensor:
     return (t.view(-1).view(torch.float32) if t.dtype == torch.bfloat16 else t).sum()
 
 
-def alternate(rivals: dict[str, Callable[[], object]], rounds: int, repeats: int) -> dict[str, float]:
+def alternate(
+    rivals: dict[str, Callable[[], object]], tapes: dict[str, stats.Tape], rounds: int, repeats: int
+) -> dict[str, float]:
     """Median CPU seconds per call of each rival."""
     times: dict[str, list[float]] = {name: [] for name in rivals}
     for _ in range(rounds):
@@ -41,16 +44,14 @@ def alternate(rivals: dict[str, Callable[[], object]], rounds: int, repeats: int
             for _ in range(repeats):
                 call()
             times[name].append((time.process_time() - start) / repeats)
+        for one in tapes.values():
+            one.clear()
     return {name: statistics.median(values) for name, values in times.items()}
 
 
 def rivals(t: torch.Tensor, tapes: dict[str, stats.Tape]) -> dict[str, Callable[[], object]]:
-    def measuring(one: stats.Tape) -> Callable[[], object]:
-        return lambda: (one.measure(t), len(one) > 20_000 and one.clear())
-
-    return (
-        {"read": lambda: read(t)} | {name: measuring(one) for name, one in tapes.items()} | {"naive": lambda: naive(t)}
-    )
+    ours = {name: partial(one.measure, t) for name, one in tapes.items()}
+    return {"read": partial(read, t), **ours, "naive": partial(naive, t)}
 
 
 def main() -> None:
@@ -68,14 +69,13 @@ def main() -> None:
     print(f"\n{'small tensors, us per call':34}" + "".join(f"{name:>10}" for name in ("torch.sum", *tapes, "naive")))
     for n in SMALL:
         t = torch.randn(n)
-        result = alternate(rivals(t, tapes), arguments.rounds, max(20, 200_000 // (n + 100)))
+        result = alternate(rivals(t, tapes), tapes, arguments.rounds, max(20, 200_000 // (n + 100)))
         print(f"{n:<34}" + "".join(f"{value * 1e6:10.2f}" for value in result.values()))
     p, q = torch.nn.Parameter(torch.randn(200)), torch.randn(200)
     calls: dict[str, Callable[[], object]] = {
-        name: (lambda one=one: (one.measure_difference(p, q), len(one) > 20_000 and one.clear()))
-        for name, one in tapes.items()
+        name: partial(one.measure_difference, p, q) for name, one in tapes.items()
     }
-    result = alternate(calls, arguments.rounds, 1000)
+    result = alternate(calls, tapes, arguments.rounds, 1000)
     print(f"{'difference of 200':34}{'':10}" + "".join(f"{value * 1e6:10.2f}" for value in result.values()))
 
     print(f"\n{'large tensors, times the read limit':44}{'GB/s':>8}" + "".join(f"{n:>8}" for n in (*tapes, "naive")))
@@ -83,7 +83,7 @@ def main() -> None:
         normal = torch.randn(shape)
         cases = {"float32": normal, "relu": normal.relu(), "1000 + N": normal + 1000, "bfloat16": normal.bfloat16()}
         for name, t in cases.items():
-            result = alternate(rivals(t, tapes), arguments.rounds, 1)
+            result = alternate(rivals(t, tapes), tapes, arguments.rounds, 1)
             limit = result.pop("read")
             speed = t.numel() * t.element_size() / limit / 1e9
             label = f"{shape!s:24}{name}"

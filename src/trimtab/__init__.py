@@ -1,3 +1,67 @@
-"""trimtab: learn why a network won't train."""
+"""trimtab: learn why a network won't train.
+
+The root cause, the layer, the measured number beside the expected one, and the repair. Public names are loaded when they are first
+used, so that `import trimtab` stays light.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trimtab import propagation as propagation
+    from trimtab._setup import Setup as Setup
+    from trimtab.diagnosis import check as check
+    from trimtab.diagnosis import diagnose as diagnose
+    from trimtab.errors import RecordError as RecordError
+    from trimtab.errors import SetupError as SetupError
+    from trimtab.errors import StepError as StepError
+    from trimtab.errors import TrimtabError as TrimtabError
+    from trimtab.errors import UsageError as UsageError
+    from trimtab.recording import Record as Record
+    from trimtab.report import Diagnosis as Diagnosis
+    from trimtab.report import Evidence as Evidence
+    from trimtab.report import Finding as Finding
+    from trimtab.report import Repair as Repair
+    from trimtab.runner import Watch as Watch
+    from trimtab.runner import watch as watch
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Setup": "trimtab._setup",
+    "check": "trimtab.diagnosis",
+    "diagnose": "trimtab.diagnosis",
+    "RecordError": "trimtab.errors",
+    "SetupError": "trimtab.errors",
+    "StepError": "trimtab.errors",
+    "TrimtabError": "trimtab.errors",
+    "UsageError": "trimtab.errors",
+    "Record": "trimtab.recording",
+    "Diagnosis": "trimtab.report",
+    "Evidence": "trimtab.report",
+    "Finding": "trimtab.report",
+    "Repair": "trimtab.report",
+    "Watch": "trimtab.runner",
+    "watch": "trimtab.runner",
+}
+"""Public names and the room each one lives in."""
+
+_ROOMS = frozenset({"propagation"})
+"""Public packages."""
+
+__all__ = ["__version__", "propagation", *sorted(_HOMES)]  # noqa: PLE0604, F822
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif name in _ROOMS:
+        value = import_module(f"trimtab.{name}")
+    else:
+        raise AttributeError(f"module 'trimtab' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

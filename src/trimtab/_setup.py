@@ -155,11 +155,12 @@ class Setup:
             )
         return loss
 
-    def train(self, steps: int | None = None) -> Iterator[Tensor]:
+    def train(self, steps: int | None = None, on_batch: Callable[[Any], None] | None = None) -> Iterator[Tensor]:
         """Train in place, step by step, with the model in training mode at the start.
 
         Args:
             steps: Number of steps; None for the setup's own.
+            on_batch: Told each batch before its step.
 
         Yields:
             The loss of each step.
@@ -167,7 +168,10 @@ class Setup:
         self.model.train()
         stream = self.stream()
         for _ in range(self.steps if steps is None else steps):
-            yield self.train_step(next(stream))
+            batch = next(stream)
+            if on_batch is not None:
+                on_batch(batch)
+            yield self.train_step(batch)
 
     def score(self) -> float:
         """What `evaluate` gives in eval mode; the model is in training mode again afterwards where it was before.

@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensorMode
 
 from trimtab import stats
 from trimtab.stats import Tape
+from trimtab.stats._device_kernel import device_raw
 
 
 def normal(*shape, seed=0, dtype=torch.float32):
@@ -155,6 +156,29 @@ def test_rows_stay_in_order_over_many_chunks_and_after_clear(tape):
         np.testing.assert_array_equal(tape.rows()[:, 1], np.arange(1200))
         tape.clear()
         assert len(tape) == 0
+
+
+def test_rows_on_a_device_are_read_together_and_keep_their_places(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waits.append)
+    tape, device = Tape(), torch.device("cpu")  # stands for an accelerator
+    values = [normal(n, seed=n) for n in (5, 7, 9, 11)]
+    for i, x in enumerate(values):
+        if i % 2:
+            tape._pending.setdefault(device, []).append((tape._draw(), len(x), device_raw(x)))
+        else:
+            tape.measure(x)
+    for row, x in zip(tape.rows(), values, strict=True):
+        assert_rows_close(row, truth(x))
+    assert waits == [device]
+    np.testing.assert_array_equal(tape.rows(), tape.rows())
+    assert waits == [device]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_device_path_never_asks_the_host(dtype):
+    raw = device_raw(torch.empty(5, dtype=dtype, device="meta"))  # a branch on a value would have raised
+    assert raw.device.type == "meta"
 
 
 def test_rows_are_a_copy(tape):

@@ -1,0 +1,6 @@
+"""From a record to a diagnosis: one rule a file, and one table of causes."""
+
+from trimtab.diagnosis.check import check
+from trimtab.diagnosis.diagnose import diagnose
+
+__all__ = ["check", "diagnose"]

@@ -87,6 +87,8 @@ class Recorder:
         self._pass = 0
         self._active = False
         self._running = False
+        self._batch: Any = None
+        self._fed: set[int] = set()
         self._pid = os.getpid()
         self._began = time.perf_counter()
         self._described = False
@@ -186,6 +188,14 @@ class Recorder:
         """Keep a number of the user's for the open step."""
         self._pending_logs.append((self.step, name, value.detach().clone() if isinstance(value, Tensor) else value))
 
+    def batch(self, batch: Any) -> None:
+        """The training step is about to use this batch: what no model is fed with is a target."""
+        self._batch = batch
+
+    def close_without_step(self) -> None:
+        """The open step ends though no optimizer has stepped: a look at a model before training."""
+        self._close_step()
+
     def event(self, kind: str, value: Any = None) -> None:
         """Note something that happened at the open step."""
         self.store.event(self.step, kind, value)
@@ -213,6 +223,7 @@ class Recorder:
         rate = self._rate(window.optimizers)
         self._pending_losses.append((window.step, loss, rate, window.optimizers))
         if window.recording:
+            self._read_targets()
             self._describe()
             self._commit(window)
             for watched in self.models:
@@ -352,6 +363,7 @@ class Recorder:
         named += [(f"{prefix}{name}", value) for name, value in kwargs.items()]
         for name, value in named:
             for tensor in measurable(value, 1):
+                self._fed.add(id(tensor))
                 site = self._sites.index(watched.index, name, "input")
                 self._window.forwards.append((self._tape.measure(tensor), site, self._scope))
                 if self._window.detail:
@@ -360,6 +372,15 @@ class Recorder:
                         self._window.channels.append((self._scope, site, rows))
 
     @_timed
+    def _read_targets(self) -> None:
+        """Measure the floating tensors of the batch that no model was fed with."""
+        for i, tensor in enumerate(measurable(self._batch, MAX_OUTPUTS)):
+            if id(tensor) not in self._fed and self.models:
+                site = self._sites.index(0, f"batch[{i}]", "target")
+                self._window.parameters[site] = self._tape.measure(tensor)
+        self._batch = None
+        self._fed.clear()
+
     def left(self, tap: Tap, args: tuple[Any, ...], output: Any) -> None:
         """A tapped module has run: measure its output and wait for the gradient."""
         window = self._window

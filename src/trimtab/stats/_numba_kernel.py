@@ -47,8 +47,8 @@ _CACHE = _can_cache()
 
 def _jit(*signature: str) -> Callable[[Callable[..., Any]], Any]:
     """Returns a decorator that compiles: at once with a signature, when first called from compiled code without."""
-    # Without the GIL, a long pass over a large tensor stops no other thread.
-    return numba.njit(list(signature) or None, cache=_CACHE, nogil=True, fastmath=_REORDER)
+    # The GIL stays held: getting it back from a busy thread can take 5 ms, the work on a small tensor takes 1 us.
+    return numba.njit(list(signature) or None, cache=_CACHE, fastmath=_REORDER)
 
 
 def _pointer_to(element: Any) -> Any:

@@ -13,7 +13,16 @@ from torch import Tensor
 from trimtab.stats._backend import compiled_kernel
 from trimtab.stats._chan import FIELDS
 from trimtab.stats._device_kernel import device_raw, rows_from_raw
-from trimtab.stats._layout import BLOCK, LOWEST_ADDRESS, UNREADABLE, block_step, flat_difference, flatten, is_dense
+from trimtab.stats._layout import (
+    BLOCK,
+    LOWEST_ADDRESS,
+    UNREADABLE,
+    block_step,
+    flat_difference,
+    flatten,
+    is_dense,
+    storage_order,
+)
 from trimtab.stats._torch_kernel import cpu_row
 
 # Rows live in chunks that never move, because kernels write to them by address.
@@ -64,13 +73,13 @@ class Tape:
         if type(tensor) in _PLAIN:
             try:
                 dtype = tensor.dtype
-                if dtype in _MEASURED and tensor.is_cpu and tensor.is_contiguous():
+                if dtype in _MEASURED and tensor.is_cpu and (tensor.is_contiguous() or is_dense(tensor)):
                     address = tensor.data_ptr()
                     # A single element may carry a pending negation and still count as contiguous.
                     if address > LOWEST_ADDRESS and (n := tensor.numel()) > 1:
                         kernel = self._kernels.get(dtype)
                         if kernel is None:
-                            return self._measure_flat(tensor.detach())
+                            return self._measure_flat(storage_order(tensor.detach()))
                         index = self._draw()
                         try:
                             out = self._addresses[index >> _CHUNK_BITS]

@@ -1,0 +1,139 @@
+"""Which finding explains which: one table, small enough to read.
+
+Origin before propagation, start before training, data before model, loop before optimizer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trimtab.report import SEVERITIES, Finding
+
+RANK = (
+    "nonfinite-data",
+    "missing-zero-grad",
+    "missing-from-optimizer",
+    "frozen-parameters",
+    "double-softmax",
+    "unscaled-inputs",
+    "unscaled-targets",
+    "symmetric-init",
+    "signal-collapse",
+    "dead-units",
+    "saturated-units",
+    "exploding-gradient",
+    "vanishing-gradient",
+    "clipping-dominates",
+    "learning-rate-too-high",
+    "learning-rate-too-low",
+    "nonfinite-loss",
+)
+"""Codes from origin to consequence; a finding is explained only by one that stands before it."""
+
+EXPLAINS: dict[str, frozenset[str]] = {
+    "nonfinite-data": frozenset(RANK[1:]),
+    "missing-zero-grad": frozenset(
+        {"learning-rate-too-high", "exploding-gradient", "nonfinite-loss", "dead-units", "saturated-units", "clipping-dominates"}
+    ),
+    "missing-from-optimizer": frozenset({"vanishing-gradient", "learning-rate-too-low", "signal-collapse", "saturated-units"}),
+    "frozen-parameters": frozenset({"learning-rate-too-low", "vanishing-gradient", "signal-collapse"}),
+    "double-softmax": frozenset({"vanishing-gradient", "learning-rate-too-low", "saturated-units"}),
+    "unscaled-inputs": frozenset(
+        {
+            "exploding-gradient",
+            "dead-units",
+            "saturated-units",
+            "learning-rate-too-high",
+            "learning-rate-too-low",
+            "nonfinite-loss",
+            "signal-collapse",
+            "clipping-dominates",
+        }
+    ),
+    "unscaled-targets": frozenset(
+        {
+            "exploding-gradient",
+            "learning-rate-too-high",
+            "learning-rate-too-low",
+            "nonfinite-loss",
+            "dead-units",
+            "clipping-dominates",
+            "signal-collapse",
+        }
+    ),
+    "symmetric-init": frozenset({"signal-collapse", "vanishing-gradient", "dead-units", "learning-rate-too-low"}),
+    "signal-collapse": frozenset({"dead-units", "vanishing-gradient", "frozen-parameters", "learning-rate-too-low"}),
+    "dead-units": frozenset({"vanishing-gradient", "learning-rate-too-low"}),
+    "saturated-units": frozenset({"vanishing-gradient", "exploding-gradient", "learning-rate-too-low", "clipping-dominates"}),
+    "exploding-gradient": frozenset({"learning-rate-too-high", "nonfinite-loss", "clipping-dominates"}),
+    "vanishing-gradient": frozenset({"learning-rate-too-low"}),
+    "clipping-dominates": frozenset({"learning-rate-too-low"}),
+    "learning-rate-too-high": frozenset({"nonfinite-loss"}),
+}
+
+LATER = {
+    ("vanishing-gradient", "signal-collapse"),
+    ("dead-units", "signal-collapse"),
+    ("exploding-gradient", "dead-units"),
+    ("exploding-gradient", "saturated-units"),
+    ("learning-rate-too-high", "dead-units"),
+    ("learning-rate-too-high", "saturated-units"),
+    ("learning-rate-too-high", "exploding-gradient"),
+    ("learning-rate-too-high", "signal-collapse"),
+    ("learning-rate-too-high", "vanishing-gradient"),
+}
+"""Cause and effect where the effect came after the cause in training, or lies behind it: its `begins` decides."""
+
+
+def explain(found: Sequence[tuple[Finding, int]]) -> tuple[Finding, ...]:
+    """Name the causes of each finding and put the findings in the order of reading.
+
+    Args:
+        found: Findings, each with the step at which its fault was there for the first time.
+
+    Returns:
+        Roots first (graver ones first, origin before consequence), each followed by what it explains.
+    """
+    loud = [(f, begins) for f, begins in found if f.severity != "note"]
+    named = []
+    for finding, begins in found:
+        causes = [
+            other.code
+            for other, start in loud
+            if other.code != finding.code and finding.severity != "note" and _explains(other.code, start, finding.code, begins)
+        ]
+        named.append(replace(finding, causes=tuple(dict.fromkeys(causes))))
+    return _in_reading_order(_without_cycles(named))
+
+
+def _explains(cause: str, cause_begins: int, effect: str, effect_begins: int) -> bool:
+    if effect in EXPLAINS.get(cause, ()):
+        return cause_begins <= effect_begins
+    return (cause, effect) in LATER and cause_begins < effect_begins
+
+
+def _without_cycles(findings: list[Finding]) -> list[Finding]:
+    """Two findings that explain each other: the one that ranks first keeps none of the other as its cause."""
+    by_code = {f.code: set(f.causes) for f in findings}
+    return [
+        replace(f, causes=tuple(c for c in f.causes if not (f.code in by_code.get(c, set()) and _rank(f.code) < _rank(c))))
+        for f in findings
+    ]
+
+
+def _rank(code: str) -> int:
+    return RANK.index(code) if code in RANK else len(RANK)
+
+
+def _in_reading_order(findings: list[Finding]) -> tuple[Finding, ...]:
+    def order(finding: Finding) -> tuple[int, int]:
+        return SEVERITIES.index(finding.severity), _rank(finding.code)
+
+    roots = sorted((f for f in findings if not f.causes), key=order)
+    rest = sorted((f for f in findings if f.causes), key=order)
+    ordered: list[Finding] = []
+    for root in (r for r in roots if r.severity != "note"):
+        ordered.append(root)
+        ordered += [f for f in rest if root.code in f.causes and f not in ordered]
+    ordered += [f for f in rest if f not in ordered]
+    ordered += [r for r in roots if r.severity == "note"]
+    return tuple(ordered)

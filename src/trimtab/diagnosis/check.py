@@ -1,0 +1,109 @@
+"""`trimtab.check`: look at a setup before training: one batch forward and backward, and everything as it was afterwards."""
+
+import copy
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trimtab._setup import Setup
+from trimtab.diagnosis.diagnose import diagnose_record
+from trimtab.errors import UsageError
+from trimtab.recording import Record, Recorder, Schedule, Store
+from trimtab.report import Diagnosis
+
+
+def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
+    """Look for what is wrong before the first step: data, wiring, initialization.
+
+    One batch goes forward and backward through the model as it is, and no step is taken. Model, gradients, buffers, modes, optimizer
+    and every random number generator (torch, CUDA, numpy, random) are bit-identical afterwards, also after an error.
+
+    Args:
+        setup: The run; its `step` is not called, since it would train.
+        ignore: As for `diagnose`.
+
+    Returns:
+        What one batch can tell. Faults that need a step or a course of the loss are not among it.
+
+    Raises:
+        UsageError: `setup` is not a `Setup`.
+        SetupError: Its batches cannot be used.
+        StepError: Its loss is not a scalar tensor.
+    """
+    if not isinstance(setup, Setup):
+        raise UsageError(f"check takes a Setup, but it was given a {type(setup).__name__}")
+    store = Store()
+    recorder = Recorder(store, Schedule(1), type(setup.model).__name__)
+    recorder.add_model(setup.model)
+    for optimizer in setup.optimizers:
+        recorder.add_optimizer(optimizer)
+    with unchanged(setup.model):
+        recorder.start()
+        try:
+            setup.model.train()
+            batch = next(setup.stream())
+            recorder.batch(batch)
+            for parameter in setup.model.parameters():
+                parameter.grad = None
+            loss = setup.compute_loss(batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            recorder.close_without_step()
+        finally:
+            recorder.close("checked")
+    return diagnose_record(Record.of(store), ignore)
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Put parameters, gradients, buffers, modes and random number generators back as they were.
+
+    Args:
+        model: What is used inside the block.
+
+    Yields:
+        Nothing.
+    """
+    gradients = [(p, p.grad) for p in model.parameters()]
+    values = [(p, p.detach().clone()) for p in model.parameters() if not nn.parameter.is_lazy(p)]
+    buffers = [(b, b.detach().clone()) for b in model.buffers() if not nn.parameter.is_lazy(b)]
+    modes = [(module, module.training) for module in model.modules()]
+    plain = [(module, _plain(module)) for module in model.modules()]
+    generators = _generators()
+    try:
+        yield
+    finally:
+        for parameter, grad in gradients:
+            parameter.grad = grad
+        with torch.no_grad():
+            for tensor, value in (*values, *buffers):
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+        for module, mode in modes:
+            module.training = mode
+        for module, attributes in plain:
+            vars(module).update(attributes)
+        _restore(generators)
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    """A module's own counters and flags (a spectral norm's step, a scheduler inside a model)."""
+    return {k: v for k, v in vars(module).items() if isinstance(v, (bool, int, float, str)) and not k.startswith("__")}
+
+
+def _generators() -> tuple[Any, ...]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
+
+
+def _restore(states: tuple[Any, ...]) -> None:
+    cpu, cuda, numpy_state, python_state = states
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+    np.random.set_state(numpy_state)
+    random.setstate(copy.copy(python_state))

@@ -1,0 +1,168 @@
+"""`trimtab.diagnose`: train a setup under watch, or read a record, and tell what is wrong."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trimtab._setup import Setup
+from trimtab.diagnosis.causes import explain
+from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.rules import RULES
+from trimtab.diagnosis.view import View
+from trimtab.errors import UsageError
+from trimtab.recording import Record, Recorder, Schedule, Store
+from trimtab.report import Diagnosis, Finding, RunFacts, codes
+
+RECORDED = 200
+"""Steps of a setup that are recorded in full, evenly over the run after the first ten."""
+
+
+def diagnose(
+    run: Setup | Record | str | Path,
+    *,
+    ignore: Sequence[str] = (),
+    store: str | Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Diagnosis:
+    """Name the root cause of a run that does not train.
+
+    Args:
+        run: A `Setup`, which is trained in place for its `steps` under watch; or a `Record`, or the path of one, which may
+            still be written.
+        ignore: Findings to leave out, as codes ("dead-units") or codes at a place ("dead-units@body.2").
+        store: File for the record of a setup; None keeps it in memory.
+        progress: Called with the steps done and all steps while a setup is trained.
+
+    Returns:
+        The diagnosis, root causes first.
+
+    Raises:
+        UsageError: `run` is something else, or `ignore` names a code that does not exist.
+        RecordError: The record cannot be read.
+        SetupError: The setup's batches cannot be used.
+        StepError: A loss is not a scalar tensor.
+    """
+    _check_ignored(ignore)
+    if isinstance(run, (str, Path)):
+        run = Record.open(run)
+    if isinstance(run, Setup):
+        run = _train(run, store, progress)
+    if not isinstance(run, Record):
+        raise UsageError(f"diagnose takes a Setup, a Record or the path of one, but it was given a {type(run).__name__}")
+    return diagnose_record(run, ignore)
+
+
+def diagnose_record(record: Record, ignore: Sequence[str] = ()) -> Diagnosis:
+    """Apply every rule to a record and order what they find.
+
+    Args:
+        record: The record.
+        ignore: As for `diagnose`.
+
+    Returns:
+        The diagnosis.
+    """
+    view = View(record)
+    found: list[Found] = []
+    with np.errstate(all="ignore"):
+        if record.step_count or len(record.steps):
+            for rule in RULES:
+                found += rule(view)
+    findings = explain([entry for entry in found if not _is_ignored(entry.finding, ignore)])
+    return Diagnosis(findings, facts_of(record, view))
+
+
+def _check_ignored(ignore: Sequence[str]) -> None:
+    known = codes()
+    for entry in ignore:
+        code = entry.partition("@")[0]
+        if code not in known:
+            raise UsageError(f"ignore must name a code or CODE@WHERE, but there is no code {code!r}; `trimtab explain` lists them")
+
+
+def _is_ignored(finding: Finding, ignore: Sequence[str]) -> bool:
+    for entry in ignore:
+        code, _, where = entry.partition("@")
+        if code == finding.code and (not where or any(w == where or w.startswith(f"{where}.") for w in finding.where)):
+            return True
+    return False
+
+
+def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int], None] | None) -> Record:
+    every = max(1, setup.steps // RECORDED)
+    target = Store(store)
+    recorder = Recorder(target, Schedule(every), type(setup.model).__name__)
+    recorder.add_model(setup.model)
+    for optimizer in setup.optimizers:
+        recorder.add_optimizer(optimizer)
+    recorder.start()
+    how = "ended"
+    try:
+        for done, _ in enumerate(setup.train(on_batch=recorder.batch), start=1):
+            if progress is not None:
+                progress(done, setup.steps)
+    except BaseException as error:
+        how = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        recorder.close(how)
+    return Record.of(target)
+
+
+def facts_of(record: Record, view: View) -> RunFacts:
+    """The run in a few words and numbers."""
+    progress = view.progress
+    active = view.active
+    models = tuple(
+        f"{record.models[i].get('label', '')} ({record.models[i]['class']}, {_size(record.models[i]):,} parameters)"
+        if record.models[i].get("label") not in ("", record.models[i]["class"])
+        else f"{record.models[i]['class']}, {_size(record.models[i]):,} parameters"
+        for i in active
+    )
+    optimizers = tuple(_optimizer(facts) for facts in record.optimizers)
+    seconds, spent = record.facts.get("seconds"), record.facts.get("spent")
+    share = spent / seconds if seconds and spent is not None else None
+    seen = record.losses[record.loss_seen]
+    return RunFacts(
+        name=record.facts.get("name", ""),
+        models=models,
+        optimizers=optimizers,
+        steps=record.step_count,
+        recorded=len(record.steps),
+        first_loss=float(seen[0]) if len(seen) else None,
+        last_loss=float(np.mean(seen[-10:])) if len(seen) else None,
+        watching=share,
+        record=None if record.path is None else str(record.path),
+        unseen=_unseen(record, view),
+        finished=record.finished,
+    )
+
+
+def _size(model: dict[str, Any]) -> int:
+    return sum(int(np.prod(facts["shape"])) if facts["shape"] else 1 for facts in model["parameters"].values())
+
+
+def _optimizer(facts: dict[str, Any]) -> str:
+    settings = facts["groups"][0]["settings"] if facts.get("groups") else {}
+    shown = {"lr": "lr", "momentum": "momentum", "weight_decay": "weight decay", "eps": "eps"}
+    parts = [f"{word} {settings[key]:g}" for key, word in shown.items() if isinstance(settings.get(key), (int, float)) and settings[key]]
+    return ", ".join([facts["class"], *(p for p in parts if not (p == "eps 1e-08"))])
+
+
+def _unseen(record: Record, view: View) -> tuple[str, ...]:
+    """Modules with parameters that never ran while the model trained."""
+    notes = []
+    for model in view.active:
+        ran = {site.name for site in record.of_kind("output") if site.model == model}
+        if not ran:
+            continue
+        facts = record.models[model]["modules"]
+        silent = [view.name(model, name) for name, module in facts.items() if module["parameters"] and name not in ran and module["leaf"]]
+        if silent:
+            shown = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")
+            notes.append(f"{shown}: never called as a module, so only its parameters were seen")
+    if record.facts.get("fault"):
+        notes.append(f"trimtab stopped watching: {record.facts['fault']}")
+    return tuple(notes)

@@ -1,0 +1,51 @@
+"""Does a parameter still look like a fresh draw? Told from a sketch of its quantiles."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+SIGNIFICANCE = 1e-3
+"""A draw of the scheme itself is taken for trained once in a thousand layers."""
+
+
+def looks_fresh(parameter: Mapping[str, Any]) -> bool:
+    """Whether the values agree with one of the usual random initializations.
+
+    PyTorch's default for linear and convolution layers is uniform within 1/sqrt(fan_in); others are uniform or normal with a
+    variance of c/fan. A trained matrix leaves the bound, or the shape.
+
+    Args:
+        parameter: Facts of a weight with at least two axes, with "quantiles".
+
+    Returns:
+        Whether a Kolmogorov-Smirnov test on the sketch accepts any of them; False without a sketch.
+    """
+    quantiles, shape = parameter.get("quantiles"), parameter["shape"]
+    if not quantiles or len(shape) < 2 or quantiles[0] == quantiles[-1]:
+        return False
+    values = np.asarray(quantiles)
+    count = min(int(np.prod(shape)), 2**16)
+    fan_in = float(np.prod(shape[1:]))
+    fan_out = float(shape[0] * np.prod(shape[2:]))
+    default = 1 / math.sqrt(fan_in)
+    if _accepts(values, stats.uniform(-default, 2 * default).cdf, count):
+        return True
+    spread = float((values[-1] - values[0]) / 2)
+    variances = [2 / fan_in, 1 / fan_in, 2 / fan_out, 1 / fan_out, 2 / (fan_in + fan_out)]
+    for variance in variances:
+        bound = math.sqrt(3 * variance)
+        if abs(spread / bound - 1) < 0.05 and _accepts(values, stats.uniform(-bound, 2 * bound).cdf, count):
+            return True
+        if _accepts(values, stats.norm(0, math.sqrt(variance)).cdf, count):
+            return True
+    return _accepts(values, stats.norm(0, 0.02).cdf, count)
+
+
+def _accepts(quantiles: Sequence[float] | np.ndarray, cdf: Any, count: int) -> bool:
+    """Kolmogorov-Smirnov distance at the sketch's points against its critical value for `count` draws."""
+    levels = np.linspace(0, 1, len(quantiles))
+    distance = float(np.abs(cdf(np.asarray(quantiles)) - levels).max())
+    return distance < float(stats.kstwobign.isf(SIGNIFICANCE)) / math.sqrt(count)

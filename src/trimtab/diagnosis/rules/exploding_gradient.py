@@ -1,0 +1,96 @@
+"""`exploding-gradient`: the gradient grows on its way back, or signal and gradient grow until the numbers end."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from trimtab._messages import say
+from trimtab.diagnosis.advice import initialization
+from trimtab.diagnosis.flow import Flow, flows
+from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.view import View, relative_updates
+from trimtab.report import Evidence, Finding, Repair, Severity
+
+GROWS = 1.0
+"""log10 of the squared gradient's growth, beyond the tolerance of the width, before it counts."""
+
+LARGE_STEP = 0.5
+"""A first update of half the weight leaves nothing of the initialization."""
+
+
+def find(view: View) -> Iterator[Found]:
+    """Measured growth of squared gradient from the last layer to the first, beyond width and depth, with consequences."""
+    for flow in flows(view.layers):
+        if flow.log_total < flow.tolerance + GROWS:
+            continue
+        jump = _first_jump(flow)
+        broken = view.progress.nonfinite is not None or view.progress.rose or jump > LARGE_STEP
+        harmful = broken and not view.learned
+        if not harmful and flow.log_total < 4 + flow.tolerance:
+            continue
+        yield Found(_finding(view, flow, jump, "error" if harmful else "note"))
+
+
+def _first_jump(flow: Flow) -> float:
+    """The largest first update of a weight over the weight."""
+    firsts = [relative_updates(layer)[:1] for layer in flow.layers if len(layer.updates)]
+    values = [float(f[0]) for f in firsts if len(f) and np.isfinite(f[0])]
+    return max(values, default=0.0)
+
+
+def _finding(view: View, flow: Flow, jump: float, severity: Severity) -> Finding:
+    strong = [gain for gain in flow.gains if gain.measured > 0 and math.log(gain.measured) > 3 * math.sqrt(5 / max(gain.source.shape[0], 1))]
+    first, last = flow.layers[0], flow.layers[-1]
+    names = {gain.source.name for gain in strong} | {gain.layer.name for gain in strong}
+    joined = any(layer.before.joins for layer in flow.layers)
+    layers = [layer for layer in flow.layers if layer.name in names and not joined] or list(flow.layers[:-1])
+    ratio = 10 ** min(flow.log_total, 300.0)
+    per_layer = math.exp(float(np.mean([math.log(g.measured) for g in strong]))) if strong else 10 ** (flow.log_total / max(len(flow.layers) - 1, 1))
+    predicted = [g.predicted for g in strong if g.predicted]
+    evidence = [Evidence(say("squared gradient, per layer"), per_layer, 1.0, None, "x", 0)]
+    if predicted:
+        evidence.append(Evidence(say("the same from the weights as drawn"), math.exp(float(np.mean(np.log(predicted)))), 1.0, None, "x", 0))
+    evidence += [
+        Evidence(
+            say("squared gradient at {first} over that at {last}", first=view.name(first.model, first.name), last=view.name(last.model, last.name)),
+            ratio,
+            1.0,
+            10**flow.tolerance,
+            "x",
+            0,
+        ),
+        Evidence(say("largest first update over its weight"), jump, 1e-2),
+        Evidence(say("first loss"), view.first_loss, None, None, "", 0),
+    ]
+    return Finding(
+        code="exploding-gradient",
+        severity=severity,
+        where=view.names(layers),
+        summary=say(
+            "Each layer multiplies the squared gradient by about {gain:.3g}, where 1 keeps it: at {first} it is {ratio:.2g} times that at {last}, and the "
+            "first step changes weights by {jump:.2g} times their size.",
+            gain=per_layer,
+            first=view.name(first.model, first.name),
+            last=view.name(last.model, last.name),
+            ratio=ratio,
+            jump=jump,
+        ),
+        evidence=tuple(evidence),
+        repairs=_repairs(view, flow),
+        reference="He et al. 2015, arXiv:1502.01852; Pascanu et al. 2013, arXiv:1211.5063",
+        location=view.place("forward"),
+    )
+
+
+def _repairs(view: View, flow: Flow) -> tuple[Repair, ...]:
+    joined = any(layer.before.joins for layer in flow.layers)
+    if joined:
+        return (
+            Repair(
+                say("Scale each residual branch by 1/sqrt(number of blocks), or start it at zero: each block then adds a share, it does not double"),
+                "x = x + branch(x) / math.sqrt(blocks)",
+            ),
+            *initialization(list(flow.layers))[:1],
+        )
+    return initialization(list(flow.layers))

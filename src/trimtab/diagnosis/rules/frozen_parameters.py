@@ -1,0 +1,109 @@
+"""`frozen-parameters`: parameters that were drawn at random and never change, though somebody meant them to be trained."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from trimtab._messages import say
+from trimtab.diagnosis.fresh import looks_fresh
+from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.names import owners
+from trimtab.diagnosis.view import View
+from trimtab.report import Evidence, Finding, Repair, Severity
+
+ENOUGH = 5
+"""Recorded steps without a gradient before a parameter counts as never reached."""
+
+
+def find(view: View) -> Iterator[Found]:
+    """Two ways to stand still: switched off while still a fresh draw, or in the optimizer and never reached by a gradient."""
+    yield from _switched_off(view)
+    yield from _never_reached(view)
+
+
+def _switched_off(view: View) -> Iterator[Found]:
+    """Weights with requires_grad=False whose values still are those of an initialization scheme (Kolmogorov-Smirnov)."""
+    fresh: list[tuple[int, str]] = []
+    frozen = 0
+    for model in view.active:
+        ran = set(view.forward_order(model))
+        for name, facts in view.record.models[model]["parameters"].items():
+            if facts["trainable"] or len(facts["shape"]) < 2 or facts["owner"] not in ran:
+                continue
+            frozen += 1
+            if looks_fresh(facts):
+                fresh.append((model, name))
+    if not fresh or len(fresh) < 0.5 * frozen:
+        return
+    severity: Severity = "note" if view.learned else "error"
+    yield Found(
+        Finding(
+            code="frozen-parameters",
+            severity=severity,
+            where=owners(view.name(model, name) for model, name in fresh),
+            summary=say(
+                "{count} weights are frozen (requires_grad=False) and still are what the initialization drew: random features that nothing trains.",
+                count=len(fresh),
+            ),
+            evidence=(
+                Evidence(say("frozen weights that agree with a fresh draw"), float(len(fresh)), 0.0),
+                Evidence(say("frozen weights in all"), float(frozen)),
+            ),
+            repairs=(
+                Repair(
+                    say("Unfreeze them when no pretrained weights are loaded, and give them to the optimizer"),
+                    "backbone.requires_grad_(True)\noptimizer = torch.optim.Adam(model.parameters(), lr=lr)",
+                ),
+                Repair(say("Or load the pretrained weights before freezing")),
+            ),
+            location=view.place("step", "forward"),
+        )
+    )
+
+
+def _never_reached(view: View) -> Iterator[Found]:
+    """Trainable parameters of modules that ran, in an optimizer, without any gradient (None, not zero) at every recorded step."""
+    unreached: list[tuple[int, str]] = []
+    trainable = 0
+    if len(view.record.steps) < ENOUGH:
+        return
+    for model in view.active:
+        ran = set(view.forward_order(model)) or _with_outputs(view, model)
+        for name, facts in view.record.models[model]["parameters"].items():
+            if not facts["trainable"] or not facts["optimized"]:
+                continue
+            trainable += 1
+            if _ran(facts, ran) and view.series(model, name, "raw-gradient") is None:
+                unreached.append((model, name))
+    if not unreached or len(unreached) == trainable:
+        return
+    severity: Severity = "warning" if view.learned else "error"
+    modules = owners(view.name(model, name) for model, name in unreached)
+    yield Found(
+        Finding(
+            code="frozen-parameters",
+            severity=severity,
+            where=modules,
+            summary=say(
+                "{count} of {all} trainable parameters never get a gradient, though their modules run: the graph is cut behind them "
+                "(detach(), .data, no_grad() or a trip through numpy), or the loss does not depend on them.",
+                count=len(unreached),
+                all=trainable,
+            ),
+            evidence=(Evidence(say("trainable parameters without any gradient"), float(len(unreached)), 0.0),),
+            repairs=(
+                Repair(
+                    say("Let the loss see {module}: take the detach() out between it and the rest", module=modules[-1]),
+                    "prediction = head(encoder(x))        # not head(encoder(x).detach())",
+                ),
+            ),
+            location=view.place("forward"),
+        )
+    )
+
+
+def _ran(facts: dict[str, Any], ran: set[str]) -> bool:
+    return facts["owner"] in ran
+
+
+def _with_outputs(view: View, model: int) -> set[str]:
+    return {site.name for site in view.sites("output") if site.model == model}

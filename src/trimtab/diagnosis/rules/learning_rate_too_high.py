@@ -1,0 +1,90 @@
+"""`learning-rate-too-high`: the steps are longer than the loss surface allows."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from trimtab._messages import say
+from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.view import View, relative_updates
+from trimtab.report import Evidence, Finding, Repair
+
+GROWTH = 10.0
+"""Loss over the first loss: a step within the stable range (eta * lambda_max < 2) lowers the loss; noise does not raise it tenfold."""
+
+LARGE = 0.3
+"""Relative update of a weight, at the first step or in the median: a rate that trains moves weights by about a thousandth."""
+
+SOON = 100
+"""Steps within which a rate that is too high shows by growth of the loss."""
+
+
+def find(view: View) -> Iterator[Found]:
+    """The loss grew manifold from a sound start, while the updates were a large share of the weights."""
+    record = view.record
+    seen = record.loss_seen
+    losses, steps = record.losses[seen], record.loss_steps[seen]
+    if len(losses) < 3 or not np.isfinite(losses[0]) or view.learned:
+        return
+    first = float(losses[0])
+    finite = losses[np.isfinite(losses)]
+    scale = max(abs(first), 1e-12)
+    grown = np.flatnonzero(np.abs(finite) > GROWTH * scale)
+    rate = _rate(view)
+    jumps = _jumps(view)
+    large = float(np.nanmax(jumps)) if len(jumps) and np.isfinite(jumps).any() else 0.0
+    diverged = len(grown) > 0 and (view.progress.rose or view.progress.nonfinite is not None or abs(view.progress.last) > GROWTH * scale)
+    restless = view.progress.gained < 0.2 and len(jumps) > 0 and float(np.nanmedian(jumps)) > LARGE
+    if not diverged and not restless:
+        return
+    begins = int(steps[np.isfinite(losses)][grown[0]]) if len(grown) else 0
+    largest = float(np.abs(finite).max())
+    nonfinite = view.progress.nonfinite
+    evidence = [
+        Evidence(say("largest loss over the first"), largest / scale, 1.0, GROWTH, "x", begins),
+        Evidence(say("learning rate"), rate) if rate is not None else None,
+        Evidence(say("largest update over its weight, a step"), large, 1e-3, LARGE),
+    ]
+    what = (
+        say("The loss went from {first:.3g} to {largest:.3g} within {steps} steps", first=first, largest=largest, steps=begins + 1)
+        if diverged
+        else say("The loss does not settle")
+    )
+    if nonfinite is not None:
+        what += say(" and was no number from step {step} on", step=nonfinite)
+    yield Found(
+        Finding(
+            code="learning-rate-too-high",
+            severity="error",
+            where=("optimizer",),
+            summary=say(
+                "{what}: one step changes a weight by up to {large:.2g} of its size, more than the loss surface allows.", what=what, large=large
+            ),
+            evidence=tuple(e for e in evidence if e is not None),
+            repairs=(
+                Repair(
+                    say("Lower the learning rate tenfold, and again until the loss falls from the first steps on"),
+                    f"optimizer = {_optimizer(view)}(model.parameters(), lr={(rate or 0.1) / 10:g})",
+                ),
+                Repair(say("Warm the rate up over the first steps, or clip rare large gradients")),
+            ),
+            location=view.place("step"),
+        ),
+        max(begins, 1),
+    )
+
+
+def _jumps(view: View) -> np.ndarray:
+    """Relative updates of all weight layers at all recorded steps with numbers in them."""
+    found = [relative_updates(layer) for layer in view.layers if len(layer.updates)]
+    values = np.concatenate(found) if found else np.zeros(0)
+    return values[np.isfinite(values)]
+
+
+def _rate(view: View) -> float | None:
+    rates = view.record.rates[np.isfinite(view.record.rates)]
+    return float(rates.max()) if len(rates) else None
+
+
+def _optimizer(view: View) -> str:
+    return f"torch.optim.{view.record.optimizers[0]['class']}" if view.record.optimizers else "torch.optim.SGD"

@@ -1,0 +1,135 @@
+"""`learning-rate-too-low`: the run moves in the right direction and hardly moves."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from trimtab._messages import say
+from trimtab.diagnosis.flow import flows
+from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.view import View
+from trimtab.report import Evidence, Finding, Repair
+
+PATH = 0.1
+"""Path of the best moving weight over the whole run, relative to the weight. The features of a network change when weights move by
+a sizeable share of themselves; a tenth is still the linear regime of the start."""
+
+GAINED = 0.15
+"""Share of the first loss that may be gone at the end for the run to count as one that did not get going."""
+
+STEADY = 0.5
+"""Gradient norm at the end over that at the start: still as steep as at the start, so not at a minimum."""
+
+OVER = 1e-3
+"""Learning rate over its largest value: below this a schedule has ended the training."""
+
+SPENT = 0.3
+"""Share of the run that a schedule spends there while the loss is still high."""
+
+
+def find(view: View) -> Iterator[Found]:
+    """Too short a path for the run, or a schedule that ended it early."""
+    if view.progress.steps < 20 or view.progress.nonfinite is not None or view.progress.rose:
+        return
+    found = _scheduled(view)
+    if found is None:
+        found = _short(view)
+    if found is not None:
+        yield found
+
+
+def _scheduled(view: View) -> Found | None:
+    rates = view.record.rates
+    rates = rates[np.isfinite(rates)]
+    if view.learned or not len(rates) or rates.max() <= 0:
+        return None
+    over = rates < OVER * rates.max()
+    if over.mean() < SPENT:
+        return None
+    ended = int(np.flatnonzero(over)[0])
+    return Found(
+        Finding(
+            code="learning-rate-too-low",
+            severity="error",
+            where=("optimizer", "loop"),
+            summary=say(
+                "The schedule has taken the learning rate from {first:.3g} to {last:.3g} by step {step} of {steps}: {share:.0%} of the run trains nothing, "
+                "with {left:.0%} of the loss still there.",
+                first=float(rates.max()),
+                last=float(rates[ended]),
+                step=ended,
+                steps=len(rates),
+                share=float(over.mean()),
+                left=1 - max(view.progress.gained, 0.0),
+            ),
+            evidence=(
+                Evidence(say("share of the steps with a rate under a thousandth of its largest"), float(over.mean()), 0.0, SPENT),
+                Evidence(say("learning rate at the end"), float(rates[-1]), float(rates.max())),
+            ),
+            repairs=(
+                Repair(
+                    say("Step the scheduler once per epoch, not once per batch, or give it its lengths in steps"),
+                    "for epoch in range(epochs):\n    for batch in loader:\n        ...\n    scheduler.step()",
+                ),
+            ),
+            location=view.place("step"),
+        ),
+        ended,
+    )
+
+
+def _short(view: View) -> Found | None:
+    moved = [view.movement(layer) for layer in view.layers if len(layer.updates)]
+    if not moved or view.progress.gained > GAINED:
+        return None
+    path = max(moved)
+    steepness = _steepness(view)
+    if path > PATH or path == 0 or steepness is None or steepness < STEADY or not _downhill(view):
+        return None
+    rate = float(np.nanmax(view.record.rates)) if np.isfinite(view.record.rates).any() else 0.0
+    factor = 10 ** round(np.log10(max(1.0 / path, 10.0)))
+    return Found(
+        Finding(
+            code="learning-rate-too-low",
+            severity="error" if view.progress.gained < GAINED / 2 else "warning",
+            where=("optimizer",),
+            summary=say(
+                "Over {steps} steps no weight has moved by more than {path:.2g} of its size, and the gradient is as steep as at the start ({steepness:.2g} times): "
+                "the run goes downhill and hardly moves.",
+                steps=view.record.step_count,
+                path=path,
+                steepness=steepness,
+            ),
+            evidence=(
+                Evidence(say("path of the best moving weight over its size"), path, 1.0, PATH),
+                Evidence(say("gradient norm at the end over that at the start"), steepness, 0.0, STEADY, "x"),
+                Evidence(say("learning rate"), rate),
+                Evidence(say("share of the first loss that is gone"), view.progress.gained, 1.0),
+            ),
+            repairs=(
+                Repair(
+                    say("Raise the learning rate, tenfold at a time, until the loss falls at once; here about {factor:g} times", factor=factor),
+                    f"lr = {rate * factor:.3g}",
+                ),
+            ),
+            location=view.place("step"),
+        )
+    )
+
+
+def _steepness(view: View) -> float | None:
+    """Norm of the gradient that the optimizer used, late over early."""
+    squares = np.zeros(len(view.record.steps))
+    for site in view.sites("raw-gradient"):
+        rows = view.record.readings[:, site.index]
+        squares += (rows[:, 1] ** 2 + rows[:, 2] ** 2) * rows[:, 0]
+    there = squares[squares > 0]
+    if len(there) < 4:
+        return None
+    few = max(2, len(there) // 4)
+    return float(np.sqrt(np.median(there[-few:]) / np.median(there[:few])))
+
+
+def _downhill(view: View) -> bool:
+    """Whether no layer's gradient is missing: a vanished gradient moves nothing at any rate."""
+    return all(flow.log_total > -(flow.tolerance + 2) for flow in flows(view.layers))

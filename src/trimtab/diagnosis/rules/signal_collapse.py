@@ -1,0 +1,143 @@
+"""`signal-collapse`: a module answers the same whatever the input, or the samples grow alike with depth."""
+
+from collections.abc import Iterator
+
+from trimtab._messages import say
+from trimtab.diagnosis.advice import initialization
+from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.layers import is_norm, links_of
+from trimtab.diagnosis.view import View
+from trimtab.recording import Units
+from trimtab.report import Evidence, Finding, Repair
+
+ALIVE = 1e-3
+"""Share of the second moment that varies from sample to sample below which a signal is as good as constant: float32 resolves
+1e-7 of the second moment, and a difference between samples must survive the layers that follow."""
+
+GONE = 1e-5
+"""The same at the output: what is left is of the size of rounding errors after a few layers."""
+
+ENOUGH = 3
+"""Looks at which it must be so; zero-initialized branches pass their first update."""
+
+SETTLED = 2
+
+
+def find(view: View) -> Iterator[Found]:
+    """A module with a varying input whose output is constant, or an output in which the samples can no longer be told apart."""
+    for model in view.active:
+        found = list(_constant(view, model)) or list(_alike(view, model))
+        yield from found
+
+
+def _constant(view: View, model: int) -> Iterator[Found]:
+    links = links_of(view.record, model)
+    order = list(links)
+    dead = [name for name in order if _is_constant(view.units(model, name))]
+    if not dead:
+        return
+    origin = next((name for name in dead if _input_varies(view, model, name, links, dead)), None)
+    if origin is None or _is_rectifier(view, model, origin):
+        return  # what a rectifier switches off is `dead-units`
+    units = [u for u in view.units(model, origin) if u.step >= SETTLED]
+    end = order[-1] in dead or all(source.partition(":")[2] in dead for source in view.loss.get("sources", []))
+    cls = view.class_of(model, origin)
+    place = view.name(model, origin)
+    shown = dead if end else [origin]
+    yield Found(
+        Finding(
+            code="signal-collapse",
+            severity="error" if end or not view.learned else "warning",
+            where=tuple(dict.fromkeys([place, *(view.name(model, n) for n in shown if view.class_of(model, n) == cls)])),
+            summary=say("{place} ({cls}) gives the same output whatever the input: none of its {units} units varies over the samples.", place=place, cls=cls, units=units[-1].units)
+            + (" " + say("Nothing of the input reaches the loss.") if end else ""),
+            evidence=(
+                Evidence(say("units that vary over the samples"), float(units[-1].units - units[-1].constant), float(units[-1].units), None, "", units[-1].step),
+                Evidence(say("share of the output that varies over the samples"), _number(units[-1].signal), 1.0, None, "", units[-1].step),
+            ),
+            repairs=_repairs(view, model, origin, cls),
+            location=view.place("forward"),
+        )
+    )
+
+
+def _alike(view: View, model: int) -> Iterator[Found]:
+    """The samples grow alike with depth until the output cannot tell them apart, in a run that does not learn."""
+    if view.learned or view.progress.nonfinite is not None:
+        return
+    signal = {name: _late_signal(view.units(model, name)) for name in links_of(view.record, model)}
+    signal = {name: share for name, share in signal.items() if share is not None}
+    ends = [source.partition(":")[2] for source in view.loss.get("sources", []) if source.partition(":")[2] in signal]
+    if not ends or any(signal[end] > GONE for end in ends) or not any(share > ALIVE for share in signal.values()):
+        return
+    faint = [name for name in signal if signal[name] <= ALIVE]
+    first, last = faint[0], ends[0]
+    yield Found(
+        Finding(
+            code="signal-collapse",
+            severity="error",
+            where=(view.name(model, first), *(view.name(model, n) for n in faint[1:])),
+            summary=say(
+                "The samples grow alike with depth: from {first} on less than {alive:g} of the signal varies from sample to sample, at {last} {share:.2g}.",
+                first=view.name(model, first),
+                alive=ALIVE,
+                last=view.name(model, last),
+                share=signal[last],
+            ),
+            evidence=(
+                Evidence(say("share of the output that varies over the samples"), signal[last], 1.0, ALIVE, "", None, view.name(model, last)),
+                Evidence(say("the same at the first module"), next(iter(signal.values())), 1.0),
+            ),
+            repairs=initialization([layer for layer in view.layers if layer.model == model]),
+            location=view.place("forward"),
+        ),
+        1,
+    )
+
+
+def _late_signal(units: list[Units]) -> float | None:
+    """Median share of the varying signal at the looks after the first updates; 0 where every unit is constant."""
+    late = [0.0 if u.constant == u.units else u.signal for u in units if u.step >= SETTLED]
+    late = [share for share in late if share == share]
+    return sorted(late)[len(late) // 2] if len(late) >= ENOUGH else None
+
+
+def _number(value: float) -> float:
+    return value if value == value else 0.0
+
+
+def _is_constant(units: list[Units]) -> bool:
+    settled = [u for u in units if u.step >= SETTLED]
+    return len(settled) >= ENOUGH and all(u.units > 0 and u.constant == u.units for u in settled)
+
+
+def _input_varies(view: View, model: int, name: str, links: dict[str, dict[str, object]], dead: list[str]) -> bool:
+    """Whether what goes into `name` comes from modules that vary, or from the data."""
+    sources = links[name].get("sources", [])
+    assert isinstance(sources, list)
+    if not sources:
+        return False
+    if any(source in dead for source in sources):
+        return False
+    units = [view.units(model, source) for source in sources]
+    return any(found and found[-1].constant < found[-1].units and found[-1].signal > ALIVE for found in units)
+
+
+def _is_rectifier(view: View, model: int, name: str) -> bool:
+    found = view.units(model, name)
+    return bool(found) and all(u.silent == u.units for u in found) and view.class_of(model, name) in ("ReLU", "ReLU6", "Threshold", "Hardswish")
+
+
+def _repairs(view: View, model: int, origin: str, cls: str) -> tuple[Repair, ...]:
+    if is_norm(cls):
+        prefix = f"{origin}.weight" if origin else "weight"
+        gain = view.series(model, prefix, "parameter")
+        if gain is not None and gain.abs_max[0] == 0:
+            return (
+                Repair(
+                    say("Start the gain of {name} at one, or add the skip connection that a zero gain is meant for", name=view.name(model, origin)),
+                    "nn.init.ones_(norm.weight)",
+                ),
+            )
+        return (Repair(say("A norm over a single value returns its bias: normalize over more values (fewer groups), or drop the norm")),)
+    return (Repair(say("Look at the weights of {name}: something multiplies its input by zero", name=view.name(model, origin))),)

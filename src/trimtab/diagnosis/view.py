@@ -1,0 +1,151 @@
+"""A record as the rules look at it: layers, the course of the loss, and a few questions they all ask."""
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from trimtab.diagnosis.layers import Layer, layers, links_of
+from trimtab.diagnosis.progress import Progress, progress
+from trimtab.recording import Kind, Record, Series, Site, Units
+from trimtab.report import Location
+
+ADAPTIVE = {"Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "SparseAdam", "Rprop"}
+"""Optimizers whose step does not grow with the gradient."""
+
+LEARNED = 0.5
+"""Share of the first loss that must be gone before a run counts as one that learns."""
+
+
+class View:
+    """What the rules ask of a record.
+
+    Attributes:
+        record: The record.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+    @cached_property
+    def layers(self) -> list[Layer]:
+        """The weight layers of every active model in forward order."""
+        return layers(self.record)
+
+    @cached_property
+    def progress(self) -> Progress:
+        """How the loss went."""
+        return progress(self.record)
+
+    @cached_property
+    def learned(self) -> bool:
+        """Whether most of the first loss is gone, and nothing broke."""
+        return self.progress.nonfinite is None and self.progress.gained >= LEARNED
+
+    @property
+    def active(self) -> list[int]:
+        """Models that an optimizer trains."""
+        return [i for i, facts in enumerate(self.record.models) if facts.get("active", True)]
+
+    @cached_property
+    def adaptive(self) -> bool:
+        """Whether every optimizer divides the gradient by its own size."""
+        optimizers = self.record.optimizers
+        return bool(optimizers) and all(ADAPTIVE & set(o.get("bases", ())) for o in optimizers)
+
+    @cached_property
+    def loss(self) -> dict[str, Any]:
+        """How the loss was made at the first step that was looked at in detail; empty when that was not seen."""
+        found = self.record.details.get("loss")
+        facts: dict[str, Any] = found[0][1] if found else {}
+        return facts
+
+    def name(self, model: int, name: str) -> str:
+        """A module's or parameter's name for people."""
+        return self.record.label(model, name) or self.record.models[model].get("label", "model")
+
+    def names(self, layers: Iterable[Layer]) -> tuple[str, ...]:
+        """The names of layers for people."""
+        return tuple(self.name(layer.model, layer.name) for layer in layers)
+
+    def split(self, key: str) -> tuple[int, str]:
+        """Model and module of a key of the graph's ("0:body.2")."""
+        model, _, name = key.partition(":")
+        return int(model), name
+
+    def series(self, model: int, name: str, kind: Kind) -> Series | None:
+        """Readings of a site, None when there are none."""
+        site = self.record.site(model, name, kind)
+        found = None if site is None else self.record.series(site)
+        return found if found is not None and len(found) else None
+
+    def units(self, model: int, name: str, kind: Kind = "output") -> list[Units]:
+        """Unit summaries of a site by step."""
+        site = self.record.site(model, name, kind)
+        return [] if site is None else self.record.units.get(site.index, [])
+
+    def sites(self, *kinds: Kind) -> Iterator[Site]:
+        """Sites of these kinds of all active models."""
+        active = set(self.active)
+        return (site for site in self.record.sites if site.kind in kinds and site.model in active)
+
+    def forward_order(self, model: int) -> list[str]:
+        """Modules in the order in which they ran."""
+        return list(links_of(self.record, model))
+
+    def place(self, *whats: str) -> Location | None:
+        """The line of the user's code where something happens: "forward", "backward" or "step"; the first one known."""
+        places = self.record.facts.get("places", {})
+        for what in whats:
+            if what in places:
+                return Location(*places[what])
+        return None
+
+    def class_of(self, model: int, name: str) -> str:
+        """The class of a module, "" when there is no such module."""
+        facts = self.record.models[model]["modules"].get(name, {})
+        found: str = facts.get("class", "")
+        return found
+
+    @cached_property
+    def classes(self) -> int | None:
+        """Number of classes of a classification loss, None for other losses."""
+        prediction = self.loss.get("prediction", {})
+        if self.loss.get("kind", "").startswith("NllLoss") and len(prediction.get("shape", [])) >= 2:
+            return int(prediction["shape"][1])
+        return None
+
+    @cached_property
+    def first_loss(self) -> float:
+        """The very first loss, NaN when none was seen."""
+        seen = self.record.losses[self.record.loss_seen]
+        return float(seen[0]) if len(seen) else math.nan
+
+    def movement(self, layer: Layer) -> float:
+        """Length of the path of a layer's weight over the run, relative to the weight: relative update times steps."""
+        if not len(layer.updates) or not len(layer.values):
+            return 0.0
+        return float(np.median(relative_updates(layer))) * self.record.step_count
+
+
+def relative_updates(layer: Layer) -> np.ndarray:
+    """Norm of each recorded update of a layer's weight over the norm of the weight.
+
+    Args:
+        layer: The layer.
+
+    Returns:
+        One number per recorded update, NaN where the weight is zero or not finite.
+    """
+    steps, in_values, in_updates = np.intersect1d(layer.values.steps, layer.updates.steps, return_indices=True)
+    del steps
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return layer.updates.norm[in_updates] / layer.values.norm[in_values]
+
+
+def geometric_mean(values: np.ndarray) -> float:
+    """Geometric mean of the positive finite values, NaN when there are none."""
+    good = values[np.isfinite(values) & (values > 0)]
+    return float(np.exp(np.mean(np.log(good)))) if len(good) else math.nan

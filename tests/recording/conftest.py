@@ -1,0 +1,30 @@
+"""Every test of this room runs with one thread and must leave torch as it found it."""
+
+import gc
+
+import pytest
+import torch
+from torch.nn.modules import module as nn_module
+from torch.optim import optimizer as optim_module
+
+BACKWARD = torch.autograd.backward
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    yield
+    gc.collect()
+    assert torch.autograd.backward is BACKWARD
+    assert not optim_module._global_optimizer_pre_hooks
+    assert not optim_module._global_optimizer_post_hooks
+    assert not nn_module._global_forward_hooks
+    assert not nn_module._global_forward_pre_hooks
