@@ -40,10 +40,19 @@ def sequence_number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
-def force_eager(on: bool) -> None:
-    """Run compiled code eagerly, or as it was, where anything has been compiled at all."""
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.set_stance("force_eager" if on else "default")
+def force_eager(on: bool) -> bool:
+    """Run compiled code eagerly, or as it was.
+
+    Args:
+        on: Whether to run it eagerly.
+
+    Returns:
+        Whether there is a compiler in this process at all; where there is none, nothing is done.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return False
+    torch.compiler.set_stance("force_eager" if on else "default")
+    return True
 
 
 class BackwardListener(Protocol):

@@ -123,6 +123,7 @@ DETOURS = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, inside jvp
 @pytest.mark.parametrize("detour", DETOURS)
 def test_what_does_not_train_is_dropped(detour):
     """Before the training pass of a step, and after the step."""

@@ -298,10 +298,11 @@ def test_frozen_layers():
 
 def test_nonfinite_losses_and_readings_come_back():
     net = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(net.parameters(), 0.0)
-    x = torch.randn(8, 4)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    x, start = torch.randn(8, 4), copy.deepcopy(net.state_dict())
     with watching(net, optimizer) as recorder:
         for factor in (1.0, float("nan"), float("inf"), float("-inf")):
+            net.load_state_dict(start)
             optimizer.zero_grad()
             y = net(x)
             poison = torch.ones_like(y)

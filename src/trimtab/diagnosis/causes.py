@@ -99,10 +99,15 @@ def explain(found: Sequence[tuple[Finding, int]]) -> tuple[Finding, ...]:
         causes = [
             other.code
             for other, start in loud
-            if other.code != finding.code and finding.severity != "note" and _explains(other.code, start, finding.code, begins)
+            if _is_graver(other, finding) and _explains(other.code, start, finding.code, begins)
         ]
         named.append(replace(finding, causes=tuple(dict.fromkeys(causes))))
     return _in_reading_order(_without_cycles(named))
+
+
+def _is_graver(cause: Finding, effect: Finding) -> bool:
+    """Only a finding that weighs at least as much explains another; a note is explained by nothing."""
+    return cause.code != effect.code and effect.severity != "note" and SEVERITIES.index(cause.severity) <= SEVERITIES.index(effect.severity)
 
 
 def _explains(cause: str, cause_begins: int, effect: str, effect_begins: int) -> bool:

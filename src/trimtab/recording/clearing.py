@@ -1,4 +1,4 @@
-"""Whether anybody clears the gradients between two steps, told from a few gradients' identity and version."""
+"""Whether anybody clears the gradients between two steps, told from the identity and values of a few gradients."""
 
 import weakref
 
@@ -14,17 +14,17 @@ class Clearing:
     """Follows a few gradients of each optimizer from its step to the passes after it."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, list[tuple[weakref.ref[Tensor], int, int]]] = {}
+        self._kept: dict[int, list[tuple[weakref.ref[Tensor], int]]] = {}
         self._cleared: dict[int, bool] = {}
 
     def remember(self, index: int, optimizer: Optimizer) -> None:
         """Note which gradients the step of optimizer `index` has used."""
-        kept: list[tuple[weakref.ref[Tensor], int, int]] = []
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
+        kept: list[tuple[weakref.ref[Tensor], int]] = []
+        for group in reversed(optimizer.param_groups):  # the last layers' gradients are the last to be exactly zero
+            for parameter in reversed(group["params"]):
                 grad = parameter.grad
                 if grad is not None and grad.layout == torch.strided and len(kept) < SAMPLE:
-                    kept.append((weakref.ref(parameter), id(grad), grad._version))
+                    kept.append((weakref.ref(parameter), id(grad)))
             if len(kept) == SAMPLE:
                 break
         self._kept[index] = kept
@@ -41,10 +41,10 @@ class Clearing:
         return not self._cleared.get(index, True)
 
 
-def _gone(reference: "weakref.ref[Tensor]", identity: int, version: int) -> bool:
+def _gone(reference: "weakref.ref[Tensor]", identity: int) -> bool:
     """Whether a gradient is no more, is another tensor, or has been set to zero."""
     parameter = reference()
     grad = None if parameter is None else parameter.grad
     if grad is None or id(grad) != identity:
         return True
-    return grad._version != version and not bool(grad.any())
+    return not bool(grad.any())  # `grad.data.zero_()` leaves the version as it was

@@ -21,6 +21,9 @@ class StepListener(Protocol):
     def closure_begins(self, optimizer: Optimizer) -> None:
         """The optimizer's step runs a closure, whose backward passes belong to this step."""
 
+    def closure_failed(self) -> None:
+        """The closure has raised an error of the user's own."""
+
     def fail(self, error: Exception) -> None:
         """Something of trimtab's own went wrong inside a hook."""
 
@@ -69,7 +72,13 @@ def attach(listener: StepListener, optimizer: Optimizer) -> list[Any]:
 
 def _told(closure: Callable[[], Any], reference: "weakref.ref[Any]", optimizer: Optimizer) -> Callable[[], Any]:
     def closure_that_tells() -> Any:
-        value = closure()
+        try:
+            value = closure()
+        except BaseException:
+            heard = reference()
+            if heard is not None:
+                heard.closure_failed()
+            raise
         heard = reference()
         if heard is not None:
             try:

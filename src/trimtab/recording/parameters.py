@@ -1,6 +1,7 @@
 """Reading parameters: their values, their gradients before clipping and as used, and what a step adds to them."""
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from trimtab.recording.facts import distinct_units, readable
 from trimtab.recording.record import Kind
 from trimtab.recording.sites import SiteTable
 from trimtab.recording.watched import WatchedModel
-from trimtab.recording.window import Window
+from trimtab.recording.window import Deposit, Window
 from trimtab.stats import Tape, sample_blocks
 
 KINDS: tuple[Kind, ...] = ("parameter", "raw-gradient", "parameter-gradient", "update")
@@ -25,6 +26,8 @@ class ParameterReader:
         self._tape = tape
         self._sites: dict[int, tuple[int, int, int, int]] = {}
         self._known: list[tuple[weakref.ref[Tensor], tuple[int, int, int, int]]] = []
+        self._strangers: dict[int, weakref.ref[Tensor]] = {}
+        self._marks: dict[int, tuple[int, int]] = {}
         self._before: dict[int, Tensor] = {}
 
     def refresh(self) -> None:
@@ -37,6 +40,7 @@ class ParameterReader:
                     sites = tuple(self._table.index(watched.index, name, kind) for kind in KINDS)
                     self._sites[id(parameter)] = sites  # type: ignore[assignment]
                     self._known.append((weakref.ref(parameter), sites))  # type: ignore[arg-type]
+                    self._strangers.pop(id(parameter), None)
 
     def forget(self) -> None:
         """Let go of the copies of a step that has ended."""
@@ -46,52 +50,83 @@ class ParameterReader:
         """Whether a watched model has this parameter."""
         return id(parameter) in self._sites
 
-    def read_raw(self, window: Window) -> None:
-        """The backward pass has ended: gradients are summed over ranks and not yet clipped."""
-        measure, raw = self._tape.measure, window.raw
-        for reference, sites in self._known:
+    def mark(self) -> None:
+        """A backward pass begins: note the gradients that are there already, to tell what it leaves from what was left."""
+        self._marks.clear()
+        for reference in self._all():
             parameter = reference()
             grad = None if parameter is None else parameter.grad
             if grad is not None:
-                raw[sites[1]] = (measure(grad), id(grad), grad._version)
+                self._marks[id(parameter)] = (id(grad), grad._version)
+
+    def _all(self) -> Iterator["weakref.ref[Tensor]"]:
+        yield from (reference for reference, _ in self._known)
+        yield from self._strangers.values()
+
+    def read_raw(self, window: Window) -> bool:
+        """The backward pass has ended: gradients are summed over ranks and not yet clipped.
+
+        Args:
+            window: The open step.
+
+        Returns:
+            Whether the pass has left anything in a gradient.
+        """
+        deposits = self._deposits()
+        if not deposits:  # the model may have got new parameters
+            self.refresh()
+            deposits = self._deposits()
+        window.deposits |= deposits
+        if window.recording:
+            for parameter, (reference, _, _) in deposits.items():
+                held, sites = reference(), self._sites.get(parameter)
+                if held is not None and held.grad is not None and sites is not None:
+                    window.raw[sites[1]] = self._tape.measure(held.grad)
+        return bool(deposits)
+
+    def _deposits(self) -> dict[int, Deposit]:
+        found: dict[int, Deposit] = {}
+        for reference in self._all():
+            parameter = reference()
+            grad = None if parameter is None else parameter.grad
+            if grad is not None:
+                key, now = id(parameter), (id(grad), grad._version)
+                if self._marks.get(key) != now:
+                    found[key] = (reference, *now)
+        return found
 
     def thrown_away(self, window: Window) -> bool:
         """Whether the gradients that earlier passes of this window left have been cleared since."""
-        seen = False
-        for reference, sites in self._known:
-            entry = window.raw.get(sites[1])
+        for reference, identity, version in window.deposits.values():
             parameter = reference()
-            if entry is None or parameter is None:
-                continue
-            grad = parameter.grad
-            if grad is not None and id(grad) == entry[1] and (grad._version == entry[2] or bool(grad.any())):
+            grad = None if parameter is None else parameter.grad
+            if grad is not None and id(grad) == identity and (grad._version == version or bool(grad.any())):
                 return False
-            seen = True
-        return seen
+        return bool(window.deposits)
 
     def before_step(self, optimizer: Optimizer, window: Window) -> None:
         """The gradients are as the optimizer will use them, the parameters as the forward call used them."""
         scale: Any = getattr(optimizer, "grad_scale", None)
         divisor = None if scale is None else float(scale)  # fused optimizers unscale inside their own kernel
-        if any(id(p) not in self._sites for group in optimizer.param_groups for p in group["params"]):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(id(p) not in self._sites and id(p) not in self._strangers for p in parameters):
             self.refresh()
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                sites = self._sites.get(id(parameter))
-                if sites is not None:
-                    self._read(parameter, sites, window, divisor)
+            self._strangers |= {id(p): weakref.ref(p) for p in parameters if id(p) not in self._sites}
+        for parameter in parameters:
+            sites = self._sites.get(id(parameter))
+            if sites is not None:
+                self._read(parameter, sites, window, divisor)
 
     def _read(self, parameter: Tensor, sites: tuple[int, int, int, int], window: Window, divisor: float | None) -> None:
         grad = parameter.grad
-        if grad is not None:
-            raw = window.raw.get(sites[1])
-            same = raw is not None and raw[1] == id(grad) and raw[2] == grad._version
-            window.parameters[sites[2]] = raw[0] if raw is not None and same else self._tape.measure(grad)
+        if grad is not None:  # read again: neither `grad.data` nor a gradient scaler counts its version up
+            window.parameters[sites[2]] = self._tape.measure(grad)
             if divisor:
                 window.scales[sites[2]] = divisor
         if readable(parameter):
             window.parameters[sites[0]] = self._tape.measure(parameter)
-            self._before[id(parameter)] = sample_blocks(parameter.detach()).clone()
+            if not window.closure or id(parameter) not in self._before:  # a closure's later runs see it under way
+                self._before[id(parameter)] = sample_blocks(parameter.detach()).clone()
 
     def after_step(self, optimizer: Optimizer, window: Window) -> None:
         """The parameters have been updated."""

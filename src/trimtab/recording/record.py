@@ -180,6 +180,7 @@ class Record:
                     raise RecordError(
                         f"{path} was written by a newer trimtab (format {version}): upgrade trimtab to read it"
                     )
+                connection.execute("BEGIN")  # one look at all tables, whatever a run writes meanwhile
                 record = cls(connection, path)
                 record._load()
                 return record

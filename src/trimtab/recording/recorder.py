@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec
 
 import torch
@@ -33,6 +33,9 @@ from trimtab.stats import Tape, warm_up
 MAX_OUTPUTS = 4
 """Tensors that are measured of one module's output."""
 
+LAST_BIT = 62
+"""Bit of an optimizer in a record's integers, shared by all that come later: a net whose every parameter has its own."""
+
 
 P = ParamSpec("P")
 
@@ -49,6 +52,52 @@ def _timed(method: Callable[Concatenate["Recorder", P], None]) -> Callable[Conca
             self.spent += time.perf_counter() - begin
 
     return timed
+
+
+class _Ear:
+    """Hears backward passes for a recorder that nobody but its user keeps alive."""
+
+    def __init__(self, recorder: "Recorder") -> None:
+        self._recorder = weakref.ref(recorder)
+
+    def before_backward(self, losses: tuple[Tensor, ...]) -> None:
+        recorder = self._recorder()
+        if recorder is not None:
+            recorder.before_backward(losses)
+
+    def after_backward(self) -> None:
+        recorder = self._recorder()
+        if recorder is not None:
+            recorder.after_backward()
+
+
+def _take_hooks_off(models: Iterable[WatchedModel], handles: list[Any]) -> None:
+    for watched in models:
+        watched.detach_taps()
+        watched.detach_entries()
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+
+
+def _let_go(ear: _Ear, models: Iterable[WatchedModel], *handles: list[Any]) -> None:
+    """Leave torch as it was; also when the recorder was never closed."""
+    _torch.stop_listening_to_backward(ear)
+    for some in handles:
+        _take_hooks_off(models, some)
+
+
+_started: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """A forked process inherits the hooks, but the record is its parent's."""
+    for recorder in _started:
+        recorder._running = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class Recorder:
@@ -81,19 +130,23 @@ class Recorder:
         self._pending_losses: list[tuple[int, Any, float | None, int]] = []
         self._pending_logs: list[tuple[int, str, Any]] = []
         self._handles: list[Any] = []
+        self._leaf_handles: list[Any] = []
         self._scope = 0
         self._owner: weakref.ref[nn.Module] | None = None
         self._last: tuple[Tensor, int] | None = None
         self._pass = 0
         self._active = False
+        self._stepped = False
         self._running = False
+        self._eager = False
         self._batch: Any = None
         self._fed: set[int] = set()
-        self._pid = os.getpid()
         self._began = time.perf_counter()
         self._described = False
         self.step = 0
         self._window = self._open()
+        self._ear = _Ear(self)
+        weakref.finalize(self, _let_go, self._ear, self.models, self._handles, self._leaf_handles).atexit = False
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -102,7 +155,8 @@ class Recorder:
         warm_up()
         self._began = time.perf_counter()
         self._running = True
-        _torch.listen_to_backward(self)
+        _started.add(self)
+        _torch.listen_to_backward(self._ear)
         reference = weakref.ref(self)
 
         def foreign(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -112,7 +166,8 @@ class Recorder:
 
         self._handles.append(register_optimizer_step_post_hook(foreign))
         self.store.facts({"name": self.name, "schedule": self.schedule.every, "began": time.time(), "pid": os.getpid()})
-        self._prepare()
+        if self._window.recording:
+            self._listen()
         return self
 
     def close(self, how: str = "ended") -> None:
@@ -121,10 +176,13 @@ class Recorder:
         Args:
             how: What ended the run, for the record's reader.
         """
-        if not self._running:
-            return
-        self._running = False
-        _torch.stop_listening_to_backward(self)
+        if self._running:
+            self._running = False
+            self._finish(how)
+        self._remove_hooks()
+        _take_hooks_off((), self._handles)
+
+    def _finish(self, how: str) -> None:
         try:
             if self._window.optimizers:
                 self._close_step()
@@ -137,25 +195,18 @@ class Recorder:
             })
         except Exception as error:
             self.fail(error)
-        self._remove_hooks()
 
     def _remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for watched in self.models:
-            watched.detach_taps()
-            watched.detach_entries()
-        if self._window.recording:
-            _torch.force_eager(False)
+        _torch.stop_listening_to_backward(self._ear)
+        _take_hooks_off(self.models, self._leaf_handles)
+        self._set_eager(False)
 
     def fail(self, error: Exception) -> None:
         """Switch off after a fault of trimtab's own: one warning, and the user's run goes on."""
         if self.fault is None:
             self.fault = error
             self._running = False
-            _torch.stop_listening_to_backward(self)
-            self._remove_hooks()
+            self._remove_hooks()  # but those on optimizers, which may be running them just now
             warnings.warn(f"trimtab stopped watching: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
 
     # ------------------------------------------------------------------------------------------------ what is watched
@@ -206,20 +257,24 @@ class Recorder:
         recording = self.schedule.records(self.step)
         return Window(self.step, recording, recording and self.schedule.details(self.step))
 
-    def _prepare(self) -> None:
-        """Put entry hooks on where the open step is to be recorded."""
-        if self._window.recording and self._running:
-            _torch.force_eager(True)
-            for watched in self.models:
-                watched.attach_entries()
+    def _listen(self) -> None:
+        """The step that comes next is to be recorded: put entry hooks on, and let compiled code run eagerly."""
+        self._set_eager(True)
+        for watched in self.models:
+            watched.attach_entries()
+
+    def _set_eager(self, on: bool) -> None:
+        if on != self._eager:
+            self._eager = _torch.force_eager(on) and on
 
     def _close_step(self) -> None:
         window = self._window
         self._last = None
+        _take_hooks_off((), self._leaf_handles)
         self._origins.clear()
         self._owner = None
         self._parameters.forget()
-        loss = window.loss() if window.losses else None
+        loss = window.loss()
         rate = self._rate(window.optimizers)
         self._pending_losses.append((window.step, loss, rate, window.optimizers))
         if window.recording:
@@ -232,8 +287,10 @@ class Recorder:
             self._flush()
         self.step += 1
         self._window = self._open()
-        if window.recording and not self._window.recording:
-            _torch.force_eager(False)
+        if self._window.recording:
+            self._set_eager(True)  # again: the compiler may have come since
+        elif window.recording:
+            self._set_eager(False)
             for watched in self.models:
                 watched.detach_entries()
 
@@ -310,14 +367,13 @@ class Recorder:
     @_timed
     def entered(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward call of an entry module begins: a new scope, if it can train."""
-        if not self._running or os.getpid() != self._pid or _torch.in_backward() or _torch.functorch_is_active():
+        if not self._running or _torch.in_backward() or _torch.functorch_is_active():
             return
         module, owner = entry.module(), None if self._owner is None else self._owner()
         if module is None or (entry.name and owner is not None and owner is not module):
             return  # a part of a root whose call is running
         if not torch.is_grad_enabled():
-            for watched in self.models:  # an evaluation must run as if nobody watched
-                watched.detach_taps()
+            self._step_aside(self.models[entry.model], entry.name, module)
             return
         if self._window.optimizers:
             self._close_step()
@@ -326,8 +382,7 @@ class Recorder:
             return
         self._scope += 1
         self._owner = weakref.ref(module)
-        if window.training is None:
-            window.training = module.training
+        window.modes[self._scope] = module.training
         for watched in self.models:
             watched.attach_taps()
         watched = self.models[entry.model]
@@ -335,6 +390,16 @@ class Recorder:
             watched.only_root_enters()
             watched.attach_entries()
         self._read_inputs(watched, entry.name, args, kwargs)
+
+    def _step_aside(self, called: WatchedModel, name: str, module: nn.Module) -> None:
+        """An evaluation must run as if nobody watched."""
+        for watched in self.models:
+            watched.detach_taps()
+        if not name:
+            called.only_root_enters()
+            called.attach_entries()
+        if isinstance(module, nn.TransformerEncoderLayer):  # its fused path is off as long as it has any hook
+            called.step_aside(module)
 
     def enter(self, watched: WatchedModel, root: nn.Module, args: tuple[Any, ...]) -> None:
         """A forward call of `root`, a part of a model that was found just now, has begun already."""
@@ -371,7 +436,6 @@ class Recorder:
                     if rows is not None:
                         self._window.channels.append((self._scope, site, rows))
 
-    @_timed
     def _read_targets(self) -> None:
         """Measure the floating tensors of the batch that no model was fed with."""
         for i, tensor in enumerate(measurable(self._batch, MAX_OUTPUTS)):
@@ -381,6 +445,7 @@ class Recorder:
         self._batch = None
         self._fed.clear()
 
+    @_timed
     def left(self, tap: Tap, args: tuple[Any, ...], output: Any) -> None:
         """A tapped module has run: measure its output and wait for the gradient."""
         window = self._window
@@ -404,7 +469,9 @@ class Recorder:
             if not again:
                 window.forwards.append((self._tape.measure(tensor), site, scope))
             if tensor.requires_grad:
-                tensor.register_hook(gradient_hook(reference, gradient_site, scope))
+                handle = tensor.register_hook(gradient_hook(reference, gradient_site, scope))
+                if tensor.is_leaf:  # a parameter, or the user's own input: it outlives the step
+                    self._leaf_handles.append(handle)
             if window.detail and not again and i == 0:
                 self._look_closer(tap, args, tensor, site)
             self._last = (tensor, tensor._version)
@@ -434,7 +501,7 @@ class Recorder:
     @_timed
     def before_backward(self, losses: tuple[Tensor, ...]) -> None:
         """A backward pass begins."""
-        if not self._running or os.getpid() != self._pid:
+        if not self._running:
             return
         try:
             if self._window.optimizers and not self._window.closure:
@@ -444,9 +511,10 @@ class Recorder:
                 self._clearing.look()
             if window.passes > window.first_pass and self._parameters.thrown_away(window):
                 window.forget_passes()
-            window.passes += 1
+            window.begin_pass()
+            self._parameters.mark()
             self._pass += 1
-            self._active = True
+            self._active, self._stepped = True, False
             self._keep_loss(losses)
             if window.detail and window.passes == window.first_pass + 1 and losses:
                 window.details["loss"] = details.loss(losses[0], self._origins)
@@ -463,7 +531,7 @@ class Recorder:
         """The gradient at a site has been computed; it counts when the pass deposits into `.grad`."""
         if self._active and self._window.recording and self._running:
             self._window.gradients.append((self._tape.measure(grad), site, self._pass))
-            self._window.live.add(scope)
+            self._window.reached.add(scope)
 
     @_timed
     def after_backward(self) -> None:
@@ -471,9 +539,12 @@ class Recorder:
         if not self._active:
             return
         self._active = False
+        self._last = None
         try:
-            if self._window.recording:
-                self._parameters.read_raw(self._window)
+            deposited = self._parameters.read_raw(self._window)
+            self._window.end_pass(
+                deposited or self._stepped
+            )  # an optimizer that steps inside the pass leaves nothing behind
         except Exception as error:  # never into the user's backward pass
             self.fail(error)
 
@@ -481,9 +552,16 @@ class Recorder:
 
     def closure_begins(self, optimizer: Optimizer) -> None:
         """The optimizer runs a closure: its passes belong to this step."""
+        if not self._running:
+            return
         if self._window.optimizers:
             self._close_step()
-        self._window.closure = True
+        self._window.begin_closure()
+        self._parameters.forget()
+
+    def closure_failed(self) -> None:
+        """The closure has raised: the step did not come about."""
+        self._window.end_closure()
 
     @_timed
     def before_step(self, optimizer: Optimizer) -> None:
@@ -492,6 +570,7 @@ class Recorder:
             return
         index = self.add_optimizer(optimizer)
         window = self._window
+        self._stepped = True
         if window.recording:
             if self._clearing.uncleared(index) and index not in window.uncleared:
                 window.uncleared.append(index)
@@ -509,7 +588,7 @@ class Recorder:
     def _finish_step(self, optimizer: Optimizer) -> None:
         index = self.add_optimizer(optimizer)
         window = self._window
-        window.optimizers |= 1 << index
+        window.optimizers |= 1 << min(index, LAST_BIT)
         if window.recording:
             self._parameters.after_step(optimizer, window)
             if window.detail:
@@ -517,13 +596,13 @@ class Recorder:
             for watched in self.models:
                 watched.detach_taps()
         elif self.schedule.records(self.step + 1):
-            for watched in self.models:
-                watched.attach_entries()
+            self._listen()
         self._clearing.remember(index, optimizer)
-        window.closure = False
+        window.end_closure()
 
     def _stepped_elsewhere(self, optimizer: Optimizer) -> None:
         """An optimizer that nobody watches has stepped: the passes before it were its own."""
-        if self._running and all(reference() is not optimizer for reference in self._optimizers):
-            if not self._window.optimizers:
-                self._window.forget_passes()
+        if self._window.optimizers or not self._running:
+            return
+        if all(reference() is not optimizer for reference in self._optimizers):
+            self._window.forget_passes()

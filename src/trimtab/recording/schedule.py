@@ -35,5 +35,11 @@ class Schedule:
         """Whether units and links are looked at as well: the first eight steps, then at powers of the root of two.
 
         Even and odd steps alike, so that optimizers that take turns are all seen.
+
+        Args:
+            step: Number of the step, from 0.
+
+        Returns:
+            True where they are.
         """
         return step < CLOSELY or step in DETAILS or step % 5000 == 0

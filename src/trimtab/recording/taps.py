@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
 
 
 class Listener(Protocol):
@@ -122,4 +123,4 @@ def gradient_hook(listener: "weakref.ref[Any]", site: int, scope: int) -> Callab
             except Exception as error:  # never into the user's backward pass
                 heard.fail(error)
 
-    return hook
+    return unserializable_hook(hook)  # torch warns of any other hook where its tensor is pickled

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from trimtab.recording import facts
 from trimtab.recording.taps import Entry, Listener, Tap
@@ -29,6 +30,7 @@ class WatchedModel:
         self._taps: list[tuple[weakref.ref[nn.Module], Tap]] | None = None
         self._handles: list[Any] = []
         self._entry_handles: list[Any] = []
+        self._aside: Any = None
         self._entries: list[weakref.ref[nn.Module]] = [weakref.ref(model), *(weakref.ref(m) for m in model.children())]
         self.active = True
 
@@ -98,6 +100,20 @@ class WatchedModel:
         for handle in self._entry_handles:
             handle.remove()
         self._entry_handles.clear()
+        if self._aside is not None:
+            self._aside.remove()
+            self._aside = None
+
+    def step_aside(self, module: nn.Module) -> None:
+        """Let one forward call of `module`, which looks at its own hooks, run as if it had none."""
+
+        def back(called: nn.Module, args: Any, output: Any) -> None:
+            if called is module:
+                self.detach_entries()
+                self.attach_entries()
+
+        self.detach_entries()
+        self._aside = register_module_forward_hook(back, always_call=True)
 
     def attach_taps(self) -> None:
         """Put a tap on every module."""

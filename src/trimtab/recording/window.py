@@ -4,12 +4,17 @@ A forward call belongs to training when a backward pass that deposits into `.gra
 a forward that was aborted, a saliency map) is dropped here.
 """
 
+import weakref
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from torch import Tensor
 
 from trimtab.stats import merge_rows
+
+Deposit: TypeAlias = tuple["weakref.ref[Tensor]", int, int]
+"""A parameter, and the identity and version of its gradient."""
 
 
 @dataclass(slots=True)
@@ -23,8 +28,11 @@ class Window:
         forwards: Row, site and scope (forward call of a root) of each output.
         gradients: Row, site and pass of each gradient at an output.
         live: Scopes that a training pass has reached.
+        reached: Scopes that the running pass has reached.
+        modes: Whether the root was in training mode, by scope.
         parameters: Row by site of everything read at the optimizer's step; the last reading counts.
-        raw: Row and identity of each parameter's gradient at the end of the last backward pass, by site.
+        raw: Row of each parameter's gradient at the end of the last pass that left something in it, by site.
+        deposits: The parameters whose gradients the passes so far have changed, with the identity and version they left.
         scales: What a site's rows must be divided by (gradients that a fused optimizer unscales itself).
         units: Scope, site and unit summary on its device.
         channels: Scope, site and channel rows on their device.
@@ -35,8 +43,8 @@ class Window:
         first_pass: Passes before this one deposited nothing that the step used.
         optimizers: Bits of the optimizers that have stepped.
         closure: Whether the step runs a closure, which may run many passes.
+        before_closure: Losses that were there when the closure began.
         uncleared: Optimizers that used gradients nobody had cleared since their last step.
-        training: Whether the first root was in training mode, None before its forward.
     """
 
     step: int
@@ -45,8 +53,11 @@ class Window:
     forwards: list[tuple[int, int, int]] = field(default_factory=list)
     gradients: list[tuple[int, int, int]] = field(default_factory=list)
     live: set[int] = field(default_factory=set)
+    reached: set[int] = field(default_factory=set)
+    modes: dict[int, bool] = field(default_factory=dict)
     parameters: dict[int, int] = field(default_factory=dict)
-    raw: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    raw: dict[int, int] = field(default_factory=dict)
+    deposits: dict[int, Deposit] = field(default_factory=dict)
     scales: dict[int, float] = field(default_factory=dict)
     units: list[tuple[int, int, Tensor]] = field(default_factory=list)
     channels: list[tuple[int, int, Tensor]] = field(default_factory=list)
@@ -57,23 +68,60 @@ class Window:
     first_pass: int = 0
     optimizers: int = 0
     closure: bool = False
+    before_closure: int = 0
     uncleared: list[int] = field(default_factory=list)
-    training: bool | None = None
+    _begun: tuple[int, int] = (0, 0)
+
+    @property
+    def training(self) -> bool | None:
+        """Whether the first root that a training pass has reached was in training mode, None when none was reached."""
+        return next((mode for scope, mode in self.modes.items() if scope in self.live), None)
+
+    def begin_pass(self) -> None:
+        """A backward pass begins."""
+        self.passes += 1
+        self.reached.clear()
+        self._begun = len(self.gradients), len(self.losses)
+
+    def end_pass(self, deposited: bool) -> None:
+        """A backward pass has ended.
+
+        Args:
+            deposited: Whether it left anything in the gradients of a parameter; else it was not for training.
+        """
+        if deposited:
+            self.live |= self.reached
+        else:
+            self.passes -= 1
+            del self.gradients[self._begun[0] :]
+            del self.losses[self._begun[1] :]
+
+    def begin_closure(self) -> None:
+        """The optimizer's step runs a closure."""
+        self.closure = True
+        self.before_closure = len(self.losses)
+
+    def end_closure(self) -> None:
+        """The closure will not run again: the loss of the step is that of its first run, with what was there before."""
+        if self.closure:
+            self.closure = False
+            del self.losses[self.before_closure + 1 :]
 
     def forget_passes(self) -> None:
         """Drop what the passes so far brought: their gradients were thrown away before a step used them."""
         self.first_pass = self.passes
         self.gradients.clear()
         self.live.clear()
-        self.losses.clear()
         self.raw.clear()
+        self.deposits.clear()
+        # The loss of a closure is that of its first run: a later one does not take it away.
+        if not self.closure or len(self.losses) <= self.before_closure:
+            self.losses.clear()
+            self.before_closure = 0
 
     def loss(self) -> float | None:
-        """The objective of the step: the sum over its backward passes; the first one where a closure ran; None if unseen."""
-        if not self.losses:
-            return None
-        values = self.losses[:1] if self.closure else self.losses
-        return float(sum(float(value) for value in values))
+        """The objective of the step: the sum over its backward passes, of a closure's only the first; None if unseen."""
+        return sum(float(value) for value in self.losses) if self.losses else None
 
     def rows(self, tape: np.ndarray, sites: int) -> np.ndarray:
         """One moment row per site.
@@ -88,7 +136,7 @@ class Window:
         taken = [(row, site) for row, site, scope in self.forwards if scope in self.live]
         taken += [(row, site) for row, site, _ in self.gradients]
         taken += [(row, site) for site, row in self.parameters.items()]
-        taken += [(entry[0], site) for site, entry in self.raw.items()]
+        taken += [(row, site) for site, row in self.raw.items()]
         taken = [pair for pair in taken if pair[0] >= 0]
         if not taken:
             return np.zeros((sites, 7))

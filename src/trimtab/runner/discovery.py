@@ -4,6 +4,7 @@ A global forward pre-hook sees each root before its children, global step hooks 
 something on every module call are there only until every optimizer's parameters are found in a model.
 """
 
+import functools
 import os
 import sys
 import sysconfig
@@ -27,6 +28,21 @@ PATIENCE = 3
 """Steps after which a model that no optimizer trains is left alone."""
 
 
+def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook whose own faults end the watching and never reach the user's step."""
+
+    @functools.wraps(hook)
+    def guarded(self: "Discovery", *args: Any) -> None:
+        if self.recorder.fault is None and os.getpid() == self.pid:
+            try:
+                hook(self, *args)
+            except Exception as error:
+                self.close()
+                self.recorder.fail(error)
+
+    return guarded
+
+
 class Discovery:
     """Watches the whole process for roots and optimizers, and hands them to a recorder.
 
@@ -44,6 +60,7 @@ class Discovery:
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._steps = 0
         self._places: dict[str, tuple[str, int]] = {}
+        self.pid = os.getpid()
 
     def start(self) -> None:
         """Begin to look."""
@@ -68,6 +85,7 @@ class Discovery:
                 register_module_forward_hook(self._called, always_call=True),
             ]
 
+    @_guarded
     def _calling(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling() or (self._owner is not None and self._owner() is not None):
             return
@@ -77,12 +95,13 @@ class Discovery:
             if any(p.requires_grad for p in module.parameters()):
                 self._found(module, args)
 
+    @_guarded
     def _called(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._owner is not None and self._owner() is module:
             self._owner = None
 
     def _found(self, root: nn.Module, args: Any) -> None:
-        frame = sys._getframe(2)
+        frame = sys._getframe(1)
         self._note_place("forward", frame)
         model, label = owner(root, frame)
         first = not self.recorder.models
@@ -93,6 +112,7 @@ class Discovery:
 
     # ---------------------------------------------------------------------------------------------------- steps
 
+    @_guarded
     def _stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if any(reference() is optimizer for reference in self._optimizers):
             self._steps += 1
@@ -114,9 +134,10 @@ class Discovery:
         self._module_handles.clear()
         self._owner = None
 
+    @_guarded
     def before_backward(self, losses: tuple[Tensor, ...]) -> None:
         """Note once where the backward pass is called."""
-        self._note_place("backward", sys._getframe(2))
+        self._note_place("backward", sys._getframe(1))
 
     def after_backward(self) -> None:
         """One look was enough."""

@@ -4,7 +4,6 @@ import importlib.util
 import io
 import os
 import sys
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,25 +121,22 @@ def without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    ours = [i for i, t in enumerate(frames) if t.tb_frame.f_code.co_filename.startswith(PACKAGE)]
-    start = _first_user_frame(frames)
+    ours = [t.tb_frame.f_code.co_filename.startswith(PACKAGE) for t in frames]
     kept: TracebackType | None = None
-    for i in range(len(frames) - 1, start - 1, -1):
-        if i not in ours:
-            frame = frames[i]
-            kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    for i in range(len(frames) - 1, _first_user_frame(ours) - 1, -1):
+        if not ours[i]:
+            kept = TracebackType(kept, frames[i].tb_frame, frames[i].tb_lasti, frames[i].tb_lineno)
     return kept
 
 
-def _first_user_frame(frames: list[TracebackType]) -> int:
-    for i, trace in enumerate(frames):
-        if (
-            trace.tb_frame.f_code is Script.prepare.__code__
-            or trace.tb_frame.f_code.co_name == "run"
-            and trace.tb_frame.f_code.co_filename == __file__
-        ):
-            return i + 1
-    return 0
+def _first_user_frame(ours: list[bool]) -> int:
+    """Index of the frame behind the launcher and trimtab's own first frames."""
+    if not any(ours):
+        return 0
+    start = ours.index(True)
+    while start < len(ours) and ours[start]:
+        start += 1
+    return start
 
 
 def clean(error: BaseException) -> BaseException:

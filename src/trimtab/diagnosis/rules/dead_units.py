@@ -11,9 +11,10 @@ from trimtab.report import Evidence, Finding, Repair
 
 RECTIFIERS = {"relu", "relu6", "hard_swish"}
 
-MANY = 0.5
+MANY = 0.75
 """Share of a layer's units that are off on a whole batch. At initialization with centred inputs each unit is on for half of the
-samples, so that a unit is off on all of 32 with a chance of 2e-10; trained nets keep some units for rare inputs."""
+samples, so that a unit is off on all of 32 with a chance of 2e-10. Where the samples have grown alike with depth, every unit is on
+or off for all of them by chance alone, one half each (that is `signal-collapse`); trained nets keep some units for rare inputs."""
 
 ALL = 0.98
 """From here on nothing passes: the gradient behind the layer is that of at most a unit in fifty."""
@@ -103,12 +104,12 @@ def _repairs(view: View, model: int, layer: str, begins: int) -> tuple[Repair, .
     if begins > 0:
         return (
             Repair(say("Lower the learning rate, or warm it up: a large step threw the biases below zero")),
-            Repair(say("Replace the ReLU by one that lets a little through"), "nn.LeakyReLU(0.01)"),
+            Repair(say("Replace the ReLU by one that lets a little through"), "torch.nn.LeakyReLU(0.01)"),
         )
     path = f"model.get_submodule({view.name(model, layer)!r})" if layer else "layer"
     return (
-        Repair(say("Start the biases of {layer} at zero", layer=view.name(model, layer) if layer else say("the layer")), f"nn.init.zeros_({path}.bias)"),
-        Repair(say("Replace the ReLU by one that lets a little through"), "nn.LeakyReLU(0.01)"),
+        Repair(say("Start the biases of {layer} at zero", layer=view.name(model, layer) if layer else say("the layer")), f"torch.nn.init.zeros_({path}.bias)"),
+        Repair(say("Replace the ReLU by one that lets a little through"), "torch.nn.LeakyReLU(0.01)"),
     )
 
 

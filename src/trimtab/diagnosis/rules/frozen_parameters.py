@@ -53,7 +53,7 @@ def _switched_off(view: View) -> Iterator[Found]:
                     say("Unfreeze them when no pretrained weights are loaded, and give them to the optimizer"),
                     "backbone.requires_grad_(True)\noptimizer = torch.optim.Adam(model.parameters(), lr=lr)",
                 ),
-                Repair(say("Or load the pretrained weights before freezing")),
+                Repair(say("Load the pretrained weights before freezing")),
             ),
             location=view.place("step", "forward"),
         )

@@ -41,7 +41,7 @@ def find(view: View) -> Iterator[Found]:
         )
         repair = Repair(
             say("Keep the modules in nn.ModuleList (or nn.ModuleDict), so that parameters(), to() and state_dict() know them"),
-            "self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(6)])",
+            "self.layers = torch.nn.ModuleList([nn.Linear(64, 64) for _ in range(6)])",
         )
     else:
         summary = say(

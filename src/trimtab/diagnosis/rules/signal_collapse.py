@@ -136,7 +136,7 @@ def _repairs(view: View, model: int, origin: str, cls: str) -> tuple[Repair, ...
             return (
                 Repair(
                     say("Start the gain of {name} at one, or add the skip connection that a zero gain is meant for", name=view.name(model, origin)),
-                    "nn.init.ones_(norm.weight)",
+                    "torch.nn.init.ones_(norm.weight)",
                 ),
             )
         return (Repair(say("A norm over a single value returns its bias: normalize over more values (fewer groups), or drop the norm")),)

@@ -88,7 +88,7 @@ def _judge(view: View, name: str, rows: np.ndarray, step: int) -> Found | None:
                     say("Standardize every feature with the training set's mean and spread"),
                     "mean, std = x_train.mean(0), x_train.std(0)\nx_train, x_test = (x_train - mean) / std, (x_test - mean) / std",
                 ),
-                Repair(say("Or let the model do it: a BatchNorm1d(features, affine=False) as its first layer")),
+                Repair(say("Let the model do it: a BatchNorm1d(features, affine=False) as its first layer")),
             ),
             location=view.place("forward"),
         )
