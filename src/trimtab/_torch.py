@@ -2,6 +2,7 @@
 
 - `torch._C._current_graph_task_id`: torch.utils.checkpoint itself uses it; -1 outside a backward pass.
 - `torch._C._functorch.maybe_current_level`: None outside vmap, grad and jvp.
+- `Module._is_replica`: set on the copies that `DataParallel` makes for each device.
 - `Node._sequence_nr`: the number autograd gave an operation when it ran.
 - `torch.autograd.backward`: the one Python function behind `Tensor.backward`; it is wrapped while somebody listens.
 """
@@ -19,6 +20,7 @@ __all__ = [
     "force_eager",
     "functorch_is_active",
     "in_backward",
+    "is_replica",
     "listen_to_backward",
     "sequence_number",
     "stop_listening_to_backward",
@@ -33,6 +35,11 @@ def in_backward() -> bool:
 def functorch_is_active() -> bool:
     """Whether a functorch transform (vmap, grad, jvp) is running, whose tensors are wrapped."""
     return torch._C._functorch.maybe_current_level() is not None
+
+
+def is_replica(module: torch.nn.Module) -> bool:
+    """Whether `DataParallel` has made this module for one device, with the hooks of the original."""
+    return bool(getattr(module, "_is_replica", False))
 
 
 def sequence_number(node: Any) -> int:

@@ -36,7 +36,7 @@ def record_of(recorder):
 
 def truth(*tensors):
     """The seven numbers of all values of some tensors, by numpy in float64."""
-    parts = [t.detach().double().abs() if t.is_complex() else t.detach().double() for t in tensors]
+    parts = [t.detach().abs().double() if t.is_complex() else t.detach().double() for t in tensors]
     x = np.concatenate([part.reshape(-1).numpy() for part in parts])
     bad = ~np.isfinite(x)
     x = x[~bad]

@@ -1,5 +1,6 @@
 """Whatever a module gives back is read, and every place has the name its user knows it by."""
 
+import concurrent.futures
 import dataclasses
 from typing import NamedTuple
 
@@ -125,7 +126,7 @@ def test_nothing_to_read():
     record = record_of(recorder)
     check(record, "odd.complex", "output", torch.complex(h, h))
     check(record, "odd.scalar", "output", h.sum())
-    assert set(seen(record, "output")) == {"f", "odd.complex", "odd.scalar"}
+    assert set(seen(record, "output")) == {"", "f", "odd.complex", "odd.scalar"}
 
 
 class Hidden(nn.Module):
@@ -197,16 +198,43 @@ def test_a_users_own_module_called_module_keeps_its_name():
     assert count(record, "", "output") == 8 * 2
 
 
-def test_replicas_of_data_parallel_do_not_disturb():
+class Parallel(nn.Module):
+    """What `DataParallel` does on several devices, on one: replicas of every module, called in threads."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def replica(self):
+        copies = {id(m): m._replicate_for_data_parallel() for m in self.module.modules()}
+        for module in self.module.modules():
+            twin = copies[id(module)]
+            for name, child in module.named_children():
+                setattr(twin, name, copies[id(child)])
+            for name, parameter in module.named_parameters(recurse=False):
+                setattr(twin, name, parameter * 1)
+        return copies[id(self.module)]
+
+    def forward(self, x):
+        replicas, parts = [self.replica() for _ in range(2)], x.chunk(2)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            return torch.cat(list(pool.map(lambda replica, part: replica(part), replicas, parts)))
+
+
+def test_replicas_of_data_parallel():
     net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with watching(net, optimizer) as recorder:
-        net(torch.randn(8, 5)).sum().backward()
-        replica = net._replicate_for_data_parallel()
-        assert replica._is_replica
-        replica(torch.randn(8, 5))
+    wrapped = Parallel(net)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    x = torch.randn(8, 5)
+    with torch.no_grad():
+        a = net.a(x)
+    with watching(wrapped, optimizer) as recorder:
+        wrapped(x).sum().backward()
         optimizer.step()
-    assert count(record_of(recorder), "a", "output") == 8 * 7
+    record = record_of(recorder)
+    check(record, "a", "output", a)
+    assert count(record, "b", "gradient") == 8 * 3
+    assert seen(record, "parameter-gradient") == ["a.bias", "a.weight", "b.bias", "b.weight"]
 
 
 def test_parametrizations():

@@ -1,6 +1,6 @@
 """From a record to a diagnosis: one rule a file, and one table of causes."""
 
 from trimtab.diagnosis.check import check
-from trimtab.diagnosis.diagnose import diagnose
+from trimtab.diagnosis.diagnose import check_ignored, diagnose
 
-__all__ = ["check", "diagnose"]
+__all__ = ["check", "check_ignored", "diagnose"]

@@ -44,7 +44,7 @@ def diagnose(
         SetupError: The setup's batches cannot be used.
         StepError: A loss is not a scalar tensor.
     """
-    _check_ignored(ignore)
+    check_ignored(ignore)
     if isinstance(run, (str, Path)):
         run = Record.open(run)
     if isinstance(run, Setup):
@@ -74,7 +74,15 @@ def diagnose_record(record: Record, ignore: Sequence[str] = ()) -> Diagnosis:
     return Diagnosis(findings, facts_of(record, view))
 
 
-def _check_ignored(ignore: Sequence[str]) -> None:
+def check_ignored(ignore: Sequence[str]) -> None:
+    """Refuse what names no code.
+
+    Args:
+        ignore: As for `diagnose`.
+
+    Raises:
+        UsageError: A code does not exist.
+    """
     known = codes()
     for entry in ignore:
         code = entry.partition("@")[0]

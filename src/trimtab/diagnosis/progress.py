@@ -1,5 +1,6 @@
 """How the loss went: did the run learn, stand still, blow up? Judged against the loss's own noise."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,8 @@ class Progress:
 
     Attributes:
         steps: Steps with a loss.
-        first: Median of the first losses.
+        first: Median of the first losses, or the very first one where that is smaller.
+        baseline: What a run must beat: `first`, or the loss of the best constant answer where that is known and smaller.
         last: Median of the last losses.
         best: Smallest running median.
         worst: Largest loss after the first.
@@ -23,6 +25,7 @@ class Progress:
 
     steps: int
     first: float
+    baseline: float
     last: float
     best: float
     worst: float
@@ -31,8 +34,8 @@ class Progress:
 
     @property
     def gained(self) -> float:
-        """Share of the first loss that was taken off, at its best 1; negative when the loss rose."""
-        return (self.first - self.last) / abs(self.first) if self.first else 0.0
+        """Share of the baseline that was taken off, at its best 1; negative when the loss is above it."""
+        return (self.baseline - self.last) / abs(self.baseline) if self.baseline else 0.0
 
     @property
     def stuck(self) -> bool:
@@ -47,11 +50,12 @@ class Progress:
         return self.last > self.first + max(0.1 * abs(self.first), 2 * self.noise)
 
 
-def progress(record: Record) -> Progress:
+def progress(record: Record, constant_answer: float = math.inf) -> Progress:
     """The course of the loss.
 
     Args:
         record: The record.
+        constant_answer: Loss of the best answer that does not look at the input, where it is known.
 
     Returns:
         Its summary; NaN where no loss was seen.
@@ -62,15 +66,17 @@ def progress(record: Record) -> Progress:
     nonfinite = int(steps[bad[0]]) if len(bad) else None
     finite = losses[np.isfinite(losses)]
     if not len(finite):
-        return Progress(0, *(float("nan"),) * 5, nonfinite)
+        return Progress(0, *(float("nan"),) * 6, nonfinite)
     few = max(1, min(5, len(finite) // 4))
     tail = max(1, min(30, len(finite) // 4))
     noise = float(1.4826 * np.median(np.abs(np.diff(finite)))) if len(finite) > 2 else 0.0
     width = max(1, min(11, len(finite) // 10))
     smooth = np.convolve(finite, np.ones(width) / width, "valid")
+    first = float(min(np.median(finite[:few]), finite[0]))
     return Progress(
         steps=len(finite),
-        first=float(np.median(finite[:few])),
+        first=first,
+        baseline=min(first, constant_answer),
         last=float(np.median(finite[-tail:])),
         best=float(smooth.min()),
         worst=float(finite[1:].max()) if len(finite) > 1 else float(finite[0]),

@@ -16,7 +16,7 @@ ADAPTIVE = {"Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "
 """Optimizers whose step does not grow with the gradient."""
 
 LEARNED = 0.5
-"""Share of the first loss that must be gone before a run counts as one that learns."""
+"""Share of the first loss (or of what a constant answer gets) that must be gone before a run counts as one that learns."""
 
 
 class View:
@@ -37,7 +37,17 @@ class View:
     @cached_property
     def progress(self) -> Progress:
         """How the loss went."""
-        return progress(self.record)
+        return progress(self.record, self.constant_answer)
+
+    @property
+    def constant_answer(self) -> float:
+        """Loss of the best answer that does not look at the input: log K for K classes, the target's variance for squared errors."""
+        if self.classes:
+            return math.log(self.classes)
+        target = self.loss.get("target", {})
+        if self.loss.get("kind") == "MseLoss" and target.get("std") and self.loss.get("operations", [""])[0] == "MseLoss":
+            return float(target["std"]) ** 2
+        return math.inf
 
     @cached_property
     def learned(self) -> bool:
@@ -113,7 +123,8 @@ class View:
     def classes(self) -> int | None:
         """Number of classes of a classification loss, None for other losses."""
         prediction = self.loss.get("prediction", {})
-        if self.loss.get("kind", "").startswith("NllLoss") and len(prediction.get("shape", [])) >= 2:
+        plain = self.loss.get("operations", [""])[:1] in (["NllLoss"], ["NllLoss2D"])
+        if plain and len(prediction.get("shape", [])) >= 2:
             return int(prediction["shape"][1])
         return None
 

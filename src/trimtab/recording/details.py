@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from trimtab.recording.graph import loss_facts, operation, trace_back
@@ -28,6 +29,12 @@ ACTIVATIONS = {
 """Autograd's names of scalar activations."""
 
 
+def plain(tensor: Tensor) -> bool:
+    """Whether a tensor has floating values on a real device, laid out along axes."""
+    usual = tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_meta)
+    return usual and tensor.is_floating_point() and tensor.numel() > 0
+
+
 def channel_axis(module: nn.Module, tensor: Tensor) -> int | None:
     """The axis along which the units of a module's output lie; None where it has none."""
     if tensor.ndim < 2:
@@ -40,7 +47,7 @@ def channel_axis(module: nn.Module, tensor: Tensor) -> int | None:
 def units(module: nn.Module, output: Tensor) -> Tensor | None:
     """Unit summary of a module's output, None where there are no units to tell apart."""
     axis = channel_axis(module, output)
-    if axis is None or output.numel() == 0 or not output.is_floating_point():
+    if axis is None or not plain(output):
         return None
     if isinstance(module, nn.Hardtanh):
         low, high = float(module.min_val), float(module.max_val)
@@ -82,7 +89,7 @@ def functional_activation(args: tuple[Any, ...], found: dict[str, Any]) -> Tenso
     """Unit summary of a module's input where an activation that is no module has just made it, else None."""
     operations = found["operations"]
     inputs = measurable(args, 1)
-    if not operations or operations[0] not in ACTIVATIONS or not inputs or inputs[0].ndim < 2:
+    if not operations or operations[0] not in ACTIVATIONS or not inputs or inputs[0].ndim < 2 or not plain(inputs[0]):
         return None
     tensor = inputs[0].detach()
     axis = 1 if tensor.ndim > 3 else tensor.ndim - 1
@@ -91,7 +98,7 @@ def functional_activation(args: tuple[Any, ...], found: dict[str, Any]) -> Tenso
 
 def input_channels(tensor: Tensor, watched: WatchedModel) -> Tensor | None:
     """Moment rows of the features (channels) of what the model was fed with; None for more than 4096 of them."""
-    if tensor.ndim < 2 or not tensor.is_floating_point() or tensor.numel() == 0:
+    if tensor.ndim < 2 or not plain(tensor):
         return None
     first = tensor.ndim != 3 or any(isinstance(m, nn.Conv1d) for _, m in watched.named_modules())
     axis = 1 if first else 2

@@ -46,14 +46,16 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         Name and module; the root's name is "".
     """
     seen: set[int] = set()
+    wrapped = wrapping(model)
     for name, module in model.named_modules():
         if "parametrizations" in name.split("."):
             continue
         seen.add(id(module))
-        yield plain_name(name), module
+        yield plain_name(name, wrapped), module
     for name, module in list(model.named_modules()):
         for where, hidden in _in_containers(module):
-            prefix = f"{plain_name(name)}.{where}" if plain_name(name) else where
+            owner = plain_name(name, wrapped)
+            prefix = f"{owner}.{where}" if owner else where
             for inner, part in hidden.named_modules():
                 if id(part) not in seen:
                     seen.add(id(part))
@@ -70,12 +72,26 @@ def _in_containers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from ((f"{name}[{k}]", v) for k, v in value.items() if isinstance(v, nn.Module))
 
 
-def plain_name(name: str) -> str:
-    """A module's name without what wrappers add (`module.` of data parallelism, `_orig_mod.` of torch.compile)."""
-    parts = name.split(".")
-    while parts and parts[0] in ("module", "_orig_mod"):
-        parts.pop(0)
-    return ".".join(part for part in parts if part != "_orig_mod")
+def wrapping(model: nn.Module) -> int:
+    """How many wrappers (data parallelism, torch.compile, averaging) lie around the user's own root: each has one child."""
+    layers = 0
+    while [name for name, _ in model.named_children()] in (["module"], ["_orig_mod"]):
+        model = next(model.children())
+        layers += 1
+    return layers
+
+
+def plain_name(name: str, wrapped: int) -> str:
+    """A module's name without what wrappers add (`module.` of data parallelism, `_orig_mod.` of torch.compile).
+
+    Args:
+        name: Its name in the outermost wrapper.
+        wrapped: How many wrappers there are.
+
+    Returns:
+        The name in the user's own root.
+    """
+    return ".".join(part for part in name.split(".")[wrapped:] if part != "_orig_mod")
 
 
 def parameter_facts(parameter: Tensor, owner: str, registered: bool, optimized: bool) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def _through_views(node: Any) -> Any:
 def tensor_facts(tensor: Tensor) -> dict[str, Any]:
     """Shape and, for floating tensors, mean, spread and largest magnitude over the finite values."""
     facts: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
-    if tensor.is_floating_point() and tensor.numel():
+    if tensor.is_floating_point() and tensor.numel() and not tensor.is_meta:
         values = tensor.detach().double().flatten()
         finite = values[torch.isfinite(values)]
         facts["nonfinite"] = values.numel() - finite.numel()

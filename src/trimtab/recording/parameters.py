@@ -18,7 +18,11 @@ KINDS: tuple[Kind, ...] = ("parameter", "raw-gradient", "parameter-gradient", "u
 
 
 class ParameterReader:
-    """Knows every parameter's sites and reads them into an open window."""
+    """Knows every parameter's sites and reads them into an open window.
+
+    Attributes:
+        changed: Whether parameters have come or gone since somebody last set it to False.
+    """
 
     def __init__(self, models: list[WatchedModel], sites: SiteTable, tape: Tape) -> None:
         self._models = models
@@ -29,9 +33,11 @@ class ParameterReader:
         self._strangers: dict[int, weakref.ref[Tensor]] = {}
         self._marks: dict[int, tuple[int, int]] = {}
         self._before: dict[int, Tensor] = {}
+        self.changed = False
 
     def refresh(self) -> None:
         """Look at the models afresh: parameters may have come or been replaced."""
+        before = set(self._sites)
         self._sites.clear()
         self._known.clear()
         for watched in self._models:
@@ -41,6 +47,10 @@ class ParameterReader:
                     self._sites[id(parameter)] = sites  # type: ignore[assignment]
                     self._known.append((weakref.ref(parameter), sites))  # type: ignore[arg-type]
                     self._strangers.pop(id(parameter), None)
+        if set(self._sites) != before:
+            self.changed = True
+            for watched in self._models:
+                watched.forget_structure()
 
     def forget(self) -> None:
         """Let go of the copies of a step that has ended."""

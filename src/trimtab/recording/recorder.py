@@ -6,6 +6,7 @@ recorded steps: entry hooks from the end of the step before, taps from the first
 
 import functools
 import os
+import threading
 import time
 import warnings
 import weakref
@@ -139,6 +140,7 @@ class Recorder:
         self._stepped = False
         self._running = False
         self._eager = False
+        self._thread = 0
         self._batch: Any = None
         self._fed: set[int] = set()
         self._began = time.perf_counter()
@@ -241,6 +243,8 @@ class Recorder:
 
     def batch(self, batch: Any) -> None:
         """The training step is about to use this batch: what no model is fed with is a target."""
+        if self._running and self._window.optimizers:
+            self._close_step()
         self._batch = batch
 
     def close_without_step(self) -> None:
@@ -346,10 +350,11 @@ class Recorder:
 
     def _describe(self) -> None:
         """Write what the models and optimizers are, again whenever something has joined."""
-        if self._described:
+        if self._described and not self._parameters.changed:
             return
         self._described = True
         self._parameters.refresh()
+        self._parameters.changed = False
         names: dict[int, str] = {}
         for watched in self.models:
             for name, parameter, _ in watched.named_parameters():
@@ -382,6 +387,7 @@ class Recorder:
             return
         self._scope += 1
         self._owner = weakref.ref(module)
+        self._thread = threading.get_ident()
         window.modes[self._scope] = module.training
         for watched in self.models:
             watched.attach_taps()
@@ -469,7 +475,7 @@ class Recorder:
             if not again:
                 window.forwards.append((self._tape.measure(tensor), site, scope))
             if tensor.requires_grad:
-                handle = tensor.register_hook(gradient_hook(reference, gradient_site, scope))
+                handle = tensor.register_hook(gradient_hook(reference, gradient_site, scope))  # type: ignore[no-untyped-call]
                 if tensor.is_leaf:  # a parameter, or the user's own input: it outlives the step
                     self._leaf_handles.append(handle)
             if window.detail and not again and i == 0:
@@ -501,7 +507,7 @@ class Recorder:
     @_timed
     def before_backward(self, losses: tuple[Tensor, ...]) -> None:
         """A backward pass begins."""
-        if not self._running:
+        if not self._running or self._elsewhere():
             return
         try:
             if self._window.optimizers and not self._window.closure:
@@ -521,6 +527,10 @@ class Recorder:
         except Exception as error:  # never into the user's backward pass
             self.fail(error)
 
+    def _elsewhere(self) -> bool:
+        """Whether this is another thread than the one that last called or stepped what is watched."""
+        return self._thread not in (0, threading.get_ident())
+
     def _keep_loss(self, losses: tuple[Tensor, ...]) -> None:
         if len(losses) == 1 and losses[0].numel() == 1 and not losses[0].is_meta:
             value = losses[0].detach()
@@ -536,7 +546,7 @@ class Recorder:
     @_timed
     def after_backward(self) -> None:
         """A backward pass has ended: the gradients are summed over ranks and not yet clipped."""
-        if not self._active:
+        if not self._active or self._elsewhere():
             return
         self._active = False
         self._last = None
@@ -571,6 +581,7 @@ class Recorder:
         index = self.add_optimizer(optimizer)
         window = self._window
         self._stepped = True
+        self._thread = threading.get_ident()
         if window.recording:
             if self._clearing.uncleared(index) and index not in window.uncleared:
                 window.uncleared.append(index)
@@ -602,7 +613,7 @@ class Recorder:
 
     def _stepped_elsewhere(self, optimizer: Optimizer) -> None:
         """An optimizer that nobody watches has stepped: the passes before it were its own."""
-        if self._window.optimizers or not self._running:
+        if self._window.optimizers or not self._running or self._elsewhere():
             return
         if all(reference() is not optimizer for reference in self._optimizers):
             self._window.forget_passes()

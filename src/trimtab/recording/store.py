@@ -5,6 +5,7 @@ is WAL where the file system can do it, a rollback journal elsewhere.
 """
 
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
@@ -63,7 +64,8 @@ class Store:
         """
         self.path = None if path is None else Path(path)
         self._lock = threading.Lock()
-        if self.path is not None and self.path.exists():
+        self._pid = os.getpid()  # a forked process has the connection too, but SQLite forbids its use there
+        if self.path is not None and self.path.exists() and not (self.path.is_file() and not self.path.stat().st_size):
             raise RecordError(
                 f"store must name a new file, but {self.path} exists already: choose another name or remove it"
             )
@@ -83,12 +85,16 @@ class Store:
 
     def facts(self, values: dict[str, Any]) -> None:
         """Set facts, each a value that JSON can hold."""
+        if os.getpid() != self._pid:
+            return
         rows = [(key, json.dumps(value)) for key, value in values.items()]
         with self._lock:
             self.connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", rows)
 
     def event(self, step: int, kind: str, value: Any) -> None:
         """Note something that happened at `step`."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             self.connection.execute(
                 "INSERT INTO events (step, kind, value) VALUES (?, ?, ?)", (step, kind, json.dumps(value))
@@ -116,6 +122,8 @@ class Store:
             details: Step, key and value of what was looked at in detail.
             logged: Step, name and value of what the user logged.
         """
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             run = self.connection.executemany
             self.connection.execute("BEGIN")

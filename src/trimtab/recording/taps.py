@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
+from trimtab._torch import is_replica
+
 
 class Listener(Protocol):
     """What hears the taps."""
@@ -95,7 +97,7 @@ class Tap(_Hook):
         if torch.compiler.is_compiling():
             return
         listener = self.listener()
-        if listener is None or self.module() is not module:
+        if listener is None or (self.module() is not module and not is_replica(module)):
             return
         try:
             listener.left(self, args, output)
@@ -123,4 +125,5 @@ def gradient_hook(listener: "weakref.ref[Any]", site: int, scope: int) -> Callab
             except Exception as error:  # never into the user's backward pass
                 heard.fail(error)
 
-    return unserializable_hook(hook)  # torch warns of any other hook where its tensor is pickled
+    # Torch warns of any other hook where its tensor is pickled.
+    return unserializable_hook(hook)  # type: ignore[no-untyped-call, no-any-return]

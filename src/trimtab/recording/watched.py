@@ -63,9 +63,10 @@ class WatchedModel:
         for name, module in self.named_modules():
             seen.add(id(module))
             yield name, module
+        wrapped = facts.wrapping(model)
         for name, module in model.named_modules():  # the inside of parametrizations, which has parameters but no taps
             if id(module) not in seen:
-                yield facts.plain_name(name), module
+                yield facts.plain_name(name, wrapped), module
 
     def entry(self, module: nn.Module) -> Entry | None:
         """The hook for forward calls of `module`, where that is a part of this model."""

@@ -5,6 +5,7 @@ something on every module call are there only until every optimizer's parameters
 """
 
 import functools
+import inspect
 import os
 import sys
 import sysconfig
@@ -26,6 +27,8 @@ from trimtab.runner.script import PACKAGE
 LIBRARIES = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "purelib", "platlib")})
 PATIENCE = 3
 """Steps after which a model that no optimizer trains is left alone."""
+ALONE = 3
+"""References to a frame's copy of its variables that nobody else holds: the frame's, a name's, the one that counts them."""
 
 
 def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
@@ -37,7 +40,7 @@ def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
             try:
                 hook(self, *args)
             except Exception as error:
-                self.close()
+                self._stop_listening()  # but to optimizers, which may be running their hooks just now
                 self.recorder.fail(error)
 
     return guarded
@@ -70,10 +73,13 @@ class Discovery:
 
     def close(self) -> None:
         """Take every hook away."""
-        for handle in (*self._handles, *self._module_handles):
+        self._stop_listening()
+        for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._module_handles.clear()
+
+    def _stop_listening(self) -> None:
+        self._stop_looking_for_roots()
         _torch.stop_listening_to_backward(self)
 
     # ---------------------------------------------------------------------------------------------------- roots
@@ -119,6 +125,7 @@ class Discovery:
             if self._steps == PATIENCE:
                 self.recorder.drop_untrained()
             return
+        self._steps = 0
         self._optimizers.append(weakref.ref(optimizer))
         self._note_place("step", sys._getframe(1))
         self.recorder.add_optimizer(optimizer, variable(optimizer, sys._getframe(1)))
@@ -162,10 +169,28 @@ def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
         Frames whose code lies neither in trimtab nor in an installed library.
     """
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(PACKAGE) and not file.startswith("<") and not file.startswith(LIBRARIES):
+        if is_users(frame):
             yield frame
         frame = frame.f_back
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame's code lies neither in trimtab nor in an installed library."""
+    file = frame.f_code.co_filename
+    return not file.startswith((PACKAGE, "<", *LIBRARIES))
+
+
+def local_variables(frame: FrameType) -> list[tuple[str, object]]:
+    """The local variables of a running frame.
+
+    Before Python 3.13 a look at `f_locals` leaves a copy in the frame, which would keep the first batch and all that hangs
+    on it alive until the function returns; it is emptied again, unless the user holds it too (by `locals()`).
+    """
+    held = frame.f_locals
+    found = list(held.items())
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(held) is dict and sys.getrefcount(held) <= ALONE:
+        held.clear()
+    return found
 
 
 def owner(root: nn.Module, frame: FrameType | None) -> tuple[nn.Module, str]:
@@ -184,7 +209,7 @@ def owner(root: nn.Module, frame: FrameType | None) -> tuple[nn.Module, str]:
     best, size, label = root, sum(1 for _ in root.modules()), ""
     while frame is not None:
         if not frame.f_code.co_filename.startswith(PACKAGE):
-            for name, value in list(frame.f_locals.items()):
+            for name, value in local_variables(frame):
                 if not isinstance(value, nn.Module):
                     continue
                 parts = list(value.modules())
@@ -199,7 +224,7 @@ def owner(root: nn.Module, frame: FrameType | None) -> tuple[nn.Module, str]:
 def variable(value: object, frame: FrameType | None) -> str:
     """The name of a variable of the user's that holds `value`, "" when there is none."""
     for user in user_frames(frame):
-        for name, held in list(user.f_locals.items()):
+        for name, held in local_variables(user):
             if held is value and name != "self":
                 return name
     return ""

@@ -1,7 +1,6 @@
 """Where a report goes: a file, standard output, or the terminal."""
 
 import os
-import sys
 from pathlib import Path
 from typing import TextIO
 
@@ -15,8 +14,8 @@ def write_report(diagnosis: Diagnosis, format: str, output: str | None, stream: 
     Args:
         diagnosis: What to report.
         format: "text", "json" or "sarif".
-        output: File, "-" for standard output, None for `stream`.
-        stream: Where the report goes when no output is named.
+        output: File; "-" and None for `stream`.
+        stream: Where the report goes when no file is named.
 
     Raises:
         UsageError: The file cannot be written.
@@ -27,12 +26,14 @@ def write_report(diagnosis: Diagnosis, format: str, output: str | None, stream: 
         except OSError as error:
             raise UsageError(f"cannot write the report to {output}: {error.strerror}") from error
         return
-    target = sys.stdout if output == "-" else stream
-    print(
-        render(diagnosis, format, **_terminal(target)) if format == "text" else render(diagnosis, format),
-        file=target,
-        flush=True,
-    )
+    text = render(diagnosis, format, **_terminal(stream)) if format == "text" else render(diagnosis, format)
+    write(text, stream)
+
+
+def write(text: str, stream: TextIO) -> None:
+    """Write a text and a line's end, with what the stream's encoding lacks written as escapes."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
 def _terminal(stream: TextIO) -> dict[str, bool | int]:

@@ -3,21 +3,25 @@
 import contextlib
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from trimtab._messages import say
-from trimtab.diagnosis import diagnose
-from trimtab.errors import RecordError, TrimtabError
+from trimtab.diagnosis import check_ignored, diagnose
+from trimtab.errors import RecordError, TrimtabError, UsageError
 from trimtab.recording import Record, Recorder, Schedule, Store
 from trimtab.report import Diagnosis
-from trimtab.runner.discovery import Discovery
+from trimtab.runner.discovery import Discovery, is_users
 from trimtab.runner.output import write_report
-from trimtab.runner.script import Script, clean, show_only_user_frames
+from trimtab.runner.script import Script, comes_from, show_only_user_frames_of_threads
 
 FOLDER = ".trimtab"
+PERSISTENT = 3
+"""How often a script may catch what is to end it before it is ended without being asked."""
 
 
 @dataclass
@@ -64,8 +68,15 @@ def new_store(name: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
         path = folder / f"{name}-{stamp}{suffix}.db"
-        if not path.exists():
-            return path
+        try:
+            path.touch(exist_ok=False)  # the name is taken from now on, whoever else starts in this second
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RecordError(
+                f"cannot write to {folder}: {error.strerror}; name another place with --store, or use --no-store"
+            ) from error
+        return path
     raise RecordError(f"no free name for a record in {folder}")
 
 
@@ -75,58 +86,96 @@ class ScriptRun:
     def __init__(self, script: Script, options: RunOptions) -> None:
         self.script = script
         self.options = options
-        self.errors: TextIO = sys.stderr  # the script may put another stream in its place
+        self.errors: TextIO = sys.stderr or _nowhere()  # the script may put other streams in their place
+        self.out: TextIO = sys.stdout or _nowhere()
         self.pid = os.getpid()
         self.folder = Path.cwd()
+        self.asked = 0
 
-    def run(self) -> int:
+    def run(self) -> int | BaseException:
         """Run the script to its end and report.
 
         Returns:
-            The exit status, where the script ended without raising.
+            The exit status, or what the script raised.
 
         Raises:
-            BaseException: Whatever the script raised, its traceback freed of trimtab's frames.
-            TrimtabError: The script or the record cannot be opened.
+            TrimtabError: The script, the record or the report's file cannot be opened, or an option makes no sense.
         """
         options = self.options
+        check_ignored(options.ignore)
+        output = self._output()
         schedule = Schedule(options.every)
-        body = self.script.prepare()
+        try:
+            body = self.script.prepare()
+        except TrimtabError:
+            raise
+        except BaseException as error:  # the script's own: a syntax error, an error in its package
+            return error
         path = None if options.no_store else (options.store or new_store(self.script.name))
         store = Store(None if path is None else path.absolute())
         recorder = Recorder(store, schedule, self.script.name)
-        recorder.on_step = self._stop_when_done
         discovery = Discovery(recorder, lambda: self._announce(recorder, store))
+        recorder.on_step = lambda step: self._stop_when_done(step, lambda how: self._end(discovery, how, output))
         recorder.start()
-        store.facts({
-            "script": os.path.abspath(self.script.target) if not self.script.is_module else self.script.target
-        })
+        script = self.script.target if self.script.is_module else os.path.abspath(self.script.target)
+        store.facts({"script": script})
         discovery.start()
-        show_only_user_frames()
-        how, status, raised = "ended", 0, None
+        show_only_user_frames_of_threads()
+        how, raised = "ended", None
         try:
             body()
-        except _Enough:
-            how = say("stopped after {steps} steps", steps=options.stop_after)
+            _wait_for_threads()
         except BaseException as error:
-            raised = error
-            how = f"{type(error).__name__}: {error}"
+            raised, how = error, _in_words(error)
         if os.getpid() != self.pid:  # a child that the script forked and that came to the end of it
-            if raised is not None:
-                raise raised
-            return 0
-        discovery.close()
-        recorder.close(how)
-        diagnosis = self._report(store, recorder)
+            return raised or 0
+        if self.asked and (raised is None or comes_from(raised, _Enough)):
+            raised, how = None, self._enough()
+        status = self._end(discovery, how, output)
         if raised is not None and not (isinstance(raised, SystemExit) and raised.code in (None, 0)):
-            raise clean(raised)
-        if options.fail_on and diagnosis is not None and diagnosis.at_least(options.fail_on):
-            status = 1
+            return raised
         return status
 
-    def _stop_when_done(self, step: int) -> None:
-        if self.options.stop_after is not None and step + 1 >= self.options.stop_after:
-            raise _Enough(0)
+    def _output(self) -> str | None:
+        """Where the report goes, wherever the script moves to.
+
+        Returns:
+            A full path, "-" for standard output, or None.
+
+        Raises:
+            UsageError: The file could not be written.
+        """
+        output = self.options.output
+        if output is None or output == "-":
+            return output
+        path = (self.folder / output).absolute()
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UsageError(f"cannot write the report to {output}: {'a folder' if path.is_dir() else 'no such place, or not writable'}")
+        return str(path)
+
+    def _enough(self) -> str:
+        return say("stopped after {steps} steps", steps=self.options.stop_after)
+
+    def _stop_when_done(self, step: int, end: Callable[[str], int]) -> None:
+        if self.options.stop_after is None or step + 1 < self.options.stop_after:
+            return
+        self.asked += 1
+        if self.asked > PERSISTENT:
+            status = end(self._enough())
+            for stream in (sys.stdout, sys.stderr, self.out):
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+            os._exit(status)
+        raise _Enough(0)
+
+    def _end(self, discovery: Discovery, how: str, output: str | None) -> int:
+        """Finish the record and report; the exit status of a script that ended with 0."""
+        recorder = discovery.recorder
+        discovery.close()
+        recorder.close(how)
+        diagnosis = self._report(recorder, output)
+        fail_on = self.options.fail_on
+        return 1 if fail_on and diagnosis is not None and diagnosis.at_least(fail_on) else 0
 
     def _announce(self, recorder: Recorder, store: Store) -> None:
         watched = recorder.models[0]
@@ -150,23 +199,62 @@ class ScriptRun:
         with contextlib.suppress(OSError, ValueError):
             print(text, file=self.errors, flush=True)
 
-    def _report(self, store: Store, recorder: Recorder) -> Diagnosis | None:
+    def _report(self, recorder: Recorder, output: str | None) -> Diagnosis | None:
+        diagnosis = None
+        store = recorder.store
         try:
-            if recorder.step == 0:
+            if recorder.step == 0 and recorder.fault is None:
                 self._say(
                     say(
                         "trimtab: no training step was seen: no torch optimizer has stepped, so there is nothing to diagnose"
                     )
                 )
             diagnosis = diagnose(Record.of(store), ignore=self.options.ignore)
-            if recorder.step or self.options.output:
-                write_report(diagnosis, self.options.format, self.options.output, self.errors)
-            return diagnosis
+            if recorder.step or output:
+                write_report(diagnosis, self.options.format, output, self.out if output == "-" else self.errors)
         except KeyboardInterrupt:
             self._say(say("trimtab: interrupted; `trimtab diagnose RECORD` reads the record later"))
         except TrimtabError as error:
             self._say(f"trimtab: {error}")
-        return None
+        except (OSError, ValueError) as error:  # nobody reads the report any more
+            self._say(f"trimtab: {_in_words(error)}")
+        except Exception as error:  # never in place of what the script raised
+            self._say(
+                say(
+                    "trimtab: the diagnosis failed ({error}); this is a fault of trimtab's own, the record is {place}",
+                    error=_in_words(error),
+                    place=store.path or say("in memory"),
+                )
+            )
+        return diagnosis
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (as long as the process lives)
+
+
+def _in_words(error: BaseException) -> str:
+    """Kind and message of an error, whose message may itself be broken."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
+def _wait_for_threads() -> None:
+    """Python ends a process when the last thread that is no daemon has ended; a script may train in one."""
+    main = threading.main_thread()
+    waiting = True
+    while waiting:
+        waiting = False
+        for thread in threading.enumerate():
+            if thread is main or thread.daemon or thread is threading.current_thread():
+                continue
+            thread.join(0.05)
+            frame = sys._current_frames().get(thread.ident or 0)
+            while frame is not None and not waiting:  # an idle worker of an executor runs no code of the user's
+                waiting = is_users(frame)
+                frame = frame.f_back
 
 
 def _short(path: Path, folder: Path) -> str:
@@ -175,7 +263,7 @@ def _short(path: Path, folder: Path) -> str:
     return str(path)
 
 
-def run_script(script: Script, options: RunOptions) -> int:
+def run_script(script: Script, options: RunOptions) -> int | BaseException:
     """Run a script under watch.
 
     Args:
@@ -183,7 +271,7 @@ def run_script(script: Script, options: RunOptions) -> int:
         options: How.
 
     Returns:
-        The exit status.
+        The exit status, or what the script raised, to be raised where nobody takes it for an error of trimtab's own.
     """
     return ScriptRun(script, options).run()
 

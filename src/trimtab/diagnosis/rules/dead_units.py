@@ -27,12 +27,9 @@ def find(view: View) -> Iterator[Found]:
     full: list[tuple[int, str, str, list[Units]]] = []
     partial: list[tuple[int, str, str, list[Units]]] = []
     for model, activation, layer, units in _rectified(view):
-        late = units[len(units) // 2 :]
-        if len(units) < ENOUGH:
-            continue
-        if all(u.silent >= ALL * u.units for u in late):
+        if _stays(units, ALL):
             full.append((model, activation, layer, units))
-        elif all(u.silent >= MANY * u.units for u in late):
+        elif _stays(units, MANY):
             partial.append((model, activation, layer, units))
     if full:
         yield _finding(view, *_origin(view, full), error=True)
@@ -48,6 +45,19 @@ def _origin(
     begins = _begins(first[3], ALL)
     earlier = [entry for entry in full if _begins(entry[3], ALL) < begins]
     return (earlier[0], [earlier[0]]) if earlier else (first, [first])
+
+
+def _stays(units: list[Units], share: float) -> bool:
+    """Whether the units were off at the last looks, at least three of them and a fifth of all."""
+    last = units[-max(ENOUGH, len(units) // 5) :]
+    return len(units) >= ENOUGH and all(u.silent >= share * u.units for u in last)
+
+
+def died_in_training(view: View) -> int | None:
+    """The step from which on a whole layer of rectifiers was off that was not at the start; None when there is none."""
+    steps = [_begins(units, ALL) for _, _, _, units in _rectified(view) if _stays(units, ALL)]
+    later = [step for step in steps if step > 0]
+    return min(later) if later and len(later) == len(steps) else None
 
 
 def _begins(units: list[Units], share: float) -> int:

@@ -13,7 +13,8 @@ def find(view: View) -> Iterator[Found]:
     made_by = view.loss.get("softmax")
     if made_by is None:
         return
-    where = view.name(*view.split(made_by)) if made_by else "loss"
+    model, module = view.split(made_by) if made_by else (0, "")
+    where = view.name(model, module) if module else "loss"
     binary = view.loss.get("kind") == "BinaryCrossEntropyWithLogits"
     what = say("sigmoid") if binary else say("softmax")
     classes = view.classes
@@ -27,9 +28,9 @@ def find(view: View) -> Iterator[Found]:
             severity="error",
             where=(where,),
             summary=say(
-                "{where} gives probabilities, and the loss applies a second {what} to them: scores between 0 and 1 can never be sure, and "
+                "{source} gives probabilities, and the loss applies a second {what} to them: scores between 0 and 1 can never be sure, and "
                 "their gradient is small.",
-                where=where,
+                source=where if module else say("The model"),
                 what=what,
             ),
             evidence=tuple(evidence),

@@ -6,6 +6,7 @@ import numpy as np
 
 from trimtab._messages import say
 from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.rules.dead_units import died_in_training
 from trimtab.diagnosis.view import View, relative_updates
 from trimtab.report import Evidence, Finding, Repair
 
@@ -15,8 +16,10 @@ GROWTH = 10.0
 LARGE = 0.3
 """Relative update of a weight, at the first step or in the median: a rate that trains moves weights by about a thousandth."""
 
-SOON = 100
-"""Steps within which a rate that is too high shows by growth of the loss."""
+KILLS = 0.03
+"""The same over the first steps, where whole layers of rectifiers died in training: thirty times a rate that trains."""
+
+EARLY = 20
 
 
 def find(view: View) -> Iterator[Found]:
@@ -33,11 +36,12 @@ def find(view: View) -> Iterator[Found]:
     rate = _rate(view)
     jumps = _jumps(view)
     large = float(np.nanmax(jumps)) if len(jumps) and np.isfinite(jumps).any() else 0.0
-    diverged = len(grown) > 0 and (view.progress.rose or view.progress.nonfinite is not None or abs(view.progress.last) > GROWTH * scale)
+    diverged = len(grown) > 0
     restless = view.progress.gained < 0.2 and len(jumps) > 0 and float(np.nanmedian(jumps)) > LARGE
-    if not diverged and not restless:
+    died = died_in_training(view) if _early_jump(view) > KILLS else None
+    if not diverged and not restless and died is None:
         return
-    begins = int(steps[np.isfinite(losses)][grown[0]]) if len(grown) else 0
+    begins = int(steps[np.isfinite(losses)][grown[0]]) if diverged else 1
     largest = float(np.abs(finite).max())
     nonfinite = view.progress.nonfinite
     evidence = [
@@ -49,6 +53,8 @@ def find(view: View) -> Iterator[Found]:
         say("The loss went from {first:.3g} to {largest:.3g} within {steps} steps", first=first, largest=largest, steps=begins + 1)
         if diverged
         else say("The loss does not settle")
+        if died is None
+        else say("Large steps have switched whole layers of units off for good by step {step}", step=died)
     )
     if nonfinite is not None:
         what += say(" and was no number from step {step} on", step=nonfinite)
@@ -70,8 +76,16 @@ def find(view: View) -> Iterator[Found]:
             ),
             location=view.place("step"),
         ),
-        max(begins, 1),
+        max(begins - 1, 0),
     )
+
+
+def _early_jump(view: View) -> float:
+    """Median relative update of the weights over the first steps."""
+    found = [relative_updates(layer)[:EARLY] for layer in view.layers if len(layer.updates)]
+    values = np.concatenate(found) if found else np.zeros(0)
+    values = values[np.isfinite(values) & (values > 0)]
+    return float(np.median(values)) if len(values) else 0.0
 
 
 def _jumps(view: View) -> np.ndarray:

@@ -1,5 +1,6 @@
 """`learning-rate-too-low`: the run moves in the right direction and hardly moves."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,7 +30,8 @@ SPENT = 0.3
 
 def find(view: View) -> Iterator[Found]:
     """Too short a path for the run, or a schedule that ended it early."""
-    if view.progress.steps < 20 or view.progress.nonfinite is not None or view.progress.rose:
+    progress = view.progress
+    if progress.steps < 20 or progress.nonfinite is not None or progress.rose or progress.worst > 10 * abs(progress.first):
         return
     found = _scheduled(view)
     if found is None:
@@ -80,7 +82,7 @@ def _scheduled(view: View) -> Found | None:
 
 def _short(view: View) -> Found | None:
     moved = [view.movement(layer) for layer in view.layers if len(layer.updates)]
-    if not moved or view.progress.gained > GAINED:
+    if not moved or view.progress.gained > GAINED or _is_fitted(view):
         return None
     path = max(moved)
     steepness = _steepness(view)
@@ -115,6 +117,11 @@ def _short(view: View) -> Found | None:
             location=view.place("step"),
         )
     )
+
+
+def _is_fitted(view: View) -> bool:
+    """Whether the run began with a loss far below that of a constant answer: weights that were trained before."""
+    return bool(view.progress.first < 0.5 * view.constant_answer) and math.isfinite(view.constant_answer)
 
 
 def _steepness(view: View) -> float | None:

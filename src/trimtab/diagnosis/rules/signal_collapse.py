@@ -17,6 +17,10 @@ ALIVE = 1e-3
 GONE = 1e-5
 """The same at the output: what is left is of the size of rounding errors after a few layers."""
 
+DROP = 1e4
+"""By how much one module must cut the varying share for the collapse to be its own: a layer far from criticality takes a factor of
+10 to 100 (chi_1 of a sigmoid layer at sigma_w = 1 is 1/18), a norm over one value or a zero gain all of it."""
+
 ENOUGH = 3
 """Looks at which it must be so; zero-initialized branches pass their first update."""
 
@@ -91,8 +95,18 @@ def _alike(view: View, model: int) -> Iterator[Found]:
             repairs=initialization([layer for layer in view.layers if layer.model == model]),
             location=view.place("forward"),
         ),
-        1,
+        _since(view.units(model, last), GONE),
     )
+
+
+def _since(units: list[Units], share: float) -> int:
+    """The step from which on the signal was below `share` at every look, at least 1: a collapse with depth follows from the layers."""
+    since = units[-1].step
+    for look in reversed(units):
+        if look.signal > share and look.constant < look.units:
+            break
+        since = look.step
+    return max(since, 1)
 
 
 def _late_signal(units: list[Units]) -> float | None:
@@ -107,8 +121,9 @@ def _number(value: float) -> float:
 
 
 def _is_constant(units: list[Units]) -> bool:
+    """Whether no unit varied at any look after the first updates, but for rounding."""
     settled = [u for u in units if u.step >= SETTLED]
-    return len(settled) >= ENOUGH and all(u.units > 0 and u.constant == u.units for u in settled)
+    return len(settled) >= ENOUGH and all(u.units > 0 and (u.constant == u.units or u.signal <= GONE) for u in settled)
 
 
 def _input_varies(view: View, model: int, name: str, links: dict[str, dict[str, object]], dead: list[str]) -> bool:
@@ -119,8 +134,8 @@ def _input_varies(view: View, model: int, name: str, links: dict[str, dict[str, 
         return False
     if any(source in dead for source in sources):
         return False
-    units = [view.units(model, source) for source in sources]
-    return any(found and found[-1].constant < found[-1].units and found[-1].signal > ALIVE for found in units)
+    before = [share for share in (_late_signal(view.units(model, source)) for source in sources) if share is not None]
+    return bool(before) and max(before) > DROP * max(_late_signal(view.units(model, name)) or 0.0, 1e-12)
 
 
 def _is_rectifier(view: View, model: int, name: str) -> bool:

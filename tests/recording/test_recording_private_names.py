@@ -1,0 +1,161 @@
+"""One test for each private or patched name of torch: a release that drops one is seen here."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.func import grad, jvp, vmap
+from torch.utils.checkpoint import checkpoint
+
+from trimtab import _torch
+
+
+def test_current_graph_task_id():
+    seen = []
+    x = torch.ones(3, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda g: seen.append(_torch.in_backward()))
+    assert not _torch.in_backward()
+    y.sum().backward()
+    assert seen == [True]
+    assert not _torch.in_backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_current_graph_task_id_tells_the_second_forward_of_a_checkpoint(reentrant):
+    seen = []
+
+    def block(x):
+        seen.append(_torch.in_backward())
+        return x.sin().sin()
+
+    checkpoint(block, torch.ones(3, requires_grad=True), use_reentrant=reentrant).sum().backward()
+    assert seen == [False, True]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_maybe_current_level():
+    seen = []
+
+    def f(x):
+        seen.append(_torch.functorch_is_active())
+        return x.sin().sum()
+
+    f(torch.ones(3))
+    vmap(f)(torch.ones(2, 3))
+    grad(f)(torch.ones(3))
+    jvp(f, (torch.ones(3),), (torch.ones(3),))
+    f(torch.ones(3))
+    assert seen == [False, True, True, True, False]
+
+
+def test_is_replica():
+    layer = nn.Linear(2, 2)
+    assert not _torch.is_replica(layer)
+    assert _torch.is_replica(layer._replicate_for_data_parallel())
+
+
+def test_sequence_nr():
+    x = torch.ones(3, requires_grad=True)
+    a = x * 2
+    b = a + 1
+    assert _torch.sequence_number(b.grad_fn) > _torch.sequence_number(a.grad_fn)
+    assert _torch.sequence_number(a.grad_fn) == _torch.sequence_number(a.grad_fn)
+
+
+def test_set_stance(monkeypatch):
+    calls = []
+
+    def backend(graph, example):
+        calls.append("compiled")
+        return graph.forward
+
+    f = torch.compile(lambda x: x + 1, backend=backend)
+    try:
+        assert _torch.force_eager(True)
+        assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
+        assert calls == []
+    finally:
+        _torch.force_eager(False)
+    f(torch.ones(2))
+    assert calls == ["compiled"]
+    torch._dynamo.reset()
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    assert not _torch.force_eager(True)
+
+
+class Ear:
+    def __init__(self):
+        self.heard = []
+
+    def before_backward(self, losses):
+        self.heard.append(losses)
+
+    def after_backward(self):
+        self.heard.append("after")
+
+
+def test_backward_is_wrapped_while_somebody_listens():
+    original, ears = torch.autograd.backward, [Ear(), Ear()]
+    for ear in ears:
+        _torch.listen_to_backward(ear)
+    try:
+        assert torch.autograd.backward is not original
+        assert torch.autograd.backward.__doc__ == original.__doc__
+        x = torch.ones(3, requires_grad=True)
+        loss = (x * 2).sum()
+        loss.backward()
+        other = (x * 3).sum()
+        torch.autograd.backward(tensors=[other])
+        torch.autograd.grad((x * 2).sum(), x)  # no pass of training
+        checkpoint(torch.sin, x, use_reentrant=True).sum().backward()  # a pass inside the pass counts once
+        with pytest.raises(RuntimeError, match="second time"):
+            (x.exp().sum()).backward(retain_graph=False) or loss.backward()
+    finally:
+        _torch.stop_listening_to_backward(ears[0])
+        assert torch.autograd.backward is not original
+        _torch.stop_listening_to_backward(ears[1])
+    assert torch.autograd.backward is original
+    for ear in ears:
+        starts, ends = ear.heard[::2], ear.heard[1::2]
+        assert [type(s) for s in starts] == [tuple] * len(starts)
+        assert starts[0][0] is loss
+        assert starts[1][0] is other
+        assert ends == ["after"] * len(starts)
+    assert torch.equal(x.grad[:1], x.grad[:1])
+
+
+def test_stopping_twice_or_unasked_does_nothing():
+    original = torch.autograd.backward
+    _torch.stop_listening_to_backward(Ear())
+    ear = Ear()
+    _torch.listen_to_backward(ear)
+    _torch.stop_listening_to_backward(ear)
+    _torch.stop_listening_to_backward(ear)
+    assert torch.autograd.backward is original
+
+
+def test_somebody_elses_wrapper_around_ours_stays():
+    original, ear = torch.autograd.backward, Ear()
+    _torch.listen_to_backward(ear)
+    ours = torch.autograd.backward
+    theirs = lambda *args, **kwargs: ours(*args, **kwargs)  # noqa: E731
+    torch.autograd.backward = theirs
+    try:
+        _torch.stop_listening_to_backward(ear)
+        assert torch.autograd.backward is theirs
+        x = torch.ones(3, requires_grad=True)
+        (x * 2).sum().backward()
+        assert ear.heard == []
+        later = Ear()
+        _torch.listen_to_backward(later)
+        (x * 2).sum().backward()
+        assert len(later.heard) == 2
+        _torch.stop_listening_to_backward(later)
+    finally:
+        torch.autograd.backward = ours
+        last = Ear()
+        _torch.listen_to_backward(last)
+        _torch.stop_listening_to_backward(last)
+    assert torch.autograd.backward is original
