@@ -61,7 +61,9 @@ def check(record, name, kind, *tensors, step=0, model=0, rtol=3e-6):
     assert found is not None, f"{kind} of {name!r} was not read at step {step}; seen: {seen(record, kind, model)}"
     expected = truth(*tensors)
     scale = np.sqrt(expected[1] ** 2 + expected[2] ** 2)
-    np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol * scale, err_msg=f"{kind} of {name!r}, step {step}")
+    np.testing.assert_allclose(
+        found, expected, rtol=rtol, atol=rtol * scale, err_msg=f"{kind} of {name!r}, step {step}"
+    )
 
 
 def seen(record, kind, model=0):

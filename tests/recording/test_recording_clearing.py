@@ -17,7 +17,9 @@ def uncleared(recorder):
     return [info["uncleared"] for info in record_of(recorder).info]
 
 
-@pytest.mark.parametrize("where", ["optimizer", "optimizer zero", "model", "data", "by hand", "after the step", "after the forward"])
+@pytest.mark.parametrize(
+    "where", ["optimizer", "optimizer zero", "model", "data", "by hand", "after the step", "after the forward"]
+)
 def test_cleared(where):
     net, optimizer = made()
     with watching(net, optimizer) as recorder:

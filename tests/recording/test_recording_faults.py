@@ -10,7 +10,6 @@ import weakref
 import pytest
 import torch
 from recording_cases import Net, count, hooks, record_of, watching
-from torch import nn
 
 from trimtab.recording import Recorder, Schedule, Store
 from trimtab.stats import Tape
@@ -52,7 +51,9 @@ def step(net, optimizer, bomb):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("where", ["forward", "parts", "after forward", "backward", "after backward", "step", "after step"])
+@pytest.mark.parametrize(
+    "where", ["forward", "parts", "after forward", "backward", "after backward", "step", "after step"]
+)
 def test_an_error_of_the_user_passes_through_and_leaves_nothing(where, error):
     net, optimizer = made()
     bomb = Raises(where, error)
@@ -62,13 +63,20 @@ def test_an_error_of_the_user_passes_through_and_leaves_nothing(where, error):
         optimizer.register_step_pre_hook(lambda *_: bomb("step")),
     ]
     before = len(hooks(net, optimizer))
-    with pytest.raises(error, match="mine"), watching(net, optimizer) as recorder:
-        step(net, optimizer, bomb)
-        bomb.armed = True
-        step(net, optimizer, bomb)
+
+    def train():
+        with watching(net, optimizer) as recorder:
+            found.append(recorder)
+            step(net, optimizer, bomb)
+            bomb.armed = True
+            step(net, optimizer, bomb)
+
+    found = []
+    with pytest.raises(error, match="mine"):
+        train()
     assert torch.autograd.backward is BACKWARD
     assert len(hooks(net, optimizer)) == before
-    assert record_of(recorder).step_count == (2 if where == "after step" else 1)
+    assert record_of(found[0]).step_count == (2 if where == "after step" else 1)
     for handle in handles:
         handle.remove()
 
@@ -202,11 +210,12 @@ def test_a_fault_inside_the_optimizers_hook(monkeypatch, where):
         loss.backward()
         return loss
 
-    with pytest.warns(RuntimeWarning, match="stopped watching"):
-        if where == "closure":
+    if where == "closure":
+        with pytest.warns(RuntimeWarning, match="stopped watching"):
             optimizer.step(closure)
-        else:
-            closure()
+    else:
+        closure()
+        with pytest.warns(RuntimeWarning, match="stopped watching"):
             optimizer.step()
     closure()
     optimizer.step()
@@ -220,13 +229,15 @@ def test_a_store_that_cannot_be_written_any_more():
     recorder.add_model(net)
     recorder.add_optimizer(optimizer)
     recorder.start()
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(torch.randn(8, 5)).sum().backward()
+        optimizer.step()
+    recorder.store.connection.close()
     with pytest.warns(RuntimeWarning, match="stopped watching: ProgrammingError"):
-        for i in range(4):
-            optimizer.zero_grad()
-            net(torch.randn(8, 5)).sum().backward()
-            optimizer.step()
-            if i == 1:
-                recorder.store.connection.close()
+        net(torch.randn(8, 5))
+    net(torch.randn(8, 5)).sum().backward()
+    optimizer.step()
     recorder.close()
     assert clean(net, optimizer)
 

@@ -233,7 +233,7 @@ def test_a_step_that_the_scaler_skips():
     record = record_of(recorder)
     assert record.steps.tolist() == [0, 1]
     assert count(record, "a", "output", 1) == 16 * 7
-    assert record.losses[1] == pytest.approx(2 * loss.item(), rel=1e-6)  # the scale was halved; losses are as `backward` saw them
+    assert record.losses[1] == pytest.approx(2 * loss.item(), rel=1e-6)  # as `backward` saw it: the scale is 2 by now
 
 
 def test_an_unwatched_optimizer_of_another_model():

@@ -114,7 +114,7 @@ def test_nothing_to_read():
                 self.odd[kind](h, kind)
             return h
 
-    KINDS = ["empty", "integer", "complex", "scalar", "none", "string", "meta", "bool"]  # noqa: N806
+    KINDS = ["empty", "integer", "complex", "scalar", "none", "string", "meta", "bool"]
     net = Whole()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     x = torch.randn(8, 4)
@@ -365,3 +365,15 @@ def test_a_frozen_teacher_beside_the_student():
     record = record_of(recorder)
     assert count(record, "a", "output", 1, 0) == 8 * 7
     assert seen(record, "output", 1) == []
+
+
+def test_models_of_one_class_are_told_apart_by_number():
+    nets = [Net() for _ in range(3)]
+    optimizer = torch.optim.SGD([p for net in nets for p in net.parameters()], 0.1)
+    with watching(nets, optimizer) as recorder:
+        sum(net(torch.randn(8, 5)).sum() for net in nets).backward()
+        optimizer.step()
+    record = record_of(recorder)
+    assert [model["label"] for model in record.models] == ["Net", "Net-2", "Net-3"]
+    assert record.label(1, "a") == "Net-2.a"
+    assert [count(record, "a", "gradient", 0, model) for model in range(3)] == [56] * 3

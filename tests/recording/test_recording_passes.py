@@ -159,7 +159,7 @@ def test_the_loss_of_unrecorded_steps_is_that_of_training_too():
     net, optimizer = made()
     losses = []
     with watching(net, optimizer, every=1000) as recorder:
-        for step in range(20):
+        for _ in range(20):
             saliency_by_backward(net, optimizer)
             saliency_by_backward_to_inputs(net, optimizer)
             losses.append(reference(net)[2])
@@ -322,7 +322,8 @@ def test_gan_steps_and_whose_gradients_they_show():
         for site in record.of_kind("parameter-gradient"):
             if site.model == idle:
                 assert count(record, site.name, "parameter-gradient", step, idle) == 0
-    for step in (0, 2):  # the critic's step: the generator's gradients are left over from its own, nobody has deposited any
+    # At the critic's steps the generator's gradients are left over from its own: no pass has left any.
+    for step in (0, 2):
         assert count(record, "0.weight", "raw-gradient", step, 0) == 0
         assert count(record, "0", "output", step, 0) == 0
         assert count(record, "a", "output", step, 1) == 2 * 16 * 7

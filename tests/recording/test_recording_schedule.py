@@ -85,12 +85,13 @@ def test_nothing_of_a_step_is_kept():
 
     with watching(net, optimizer):
         counts = []
-        for _ in range(20):
-            optimizer.zero_grad()
-            net(torch.randn(8, 5)).square().mean().backward()
-            optimizer.step()
+        for _ in range(2):
+            for _ in range(10):
+                optimizer.zero_grad()
+                net(torch.randn(8, 5)).square().mean().backward()
+                optimizer.step()
             counts.append(tensors())
-    assert counts[-1] <= counts[8]  # the first eight steps are looked at in detail
+    assert counts[1] <= counts[0]
 
 
 @pytest.mark.parametrize("first", ["recorder", "compile"])
@@ -117,7 +118,7 @@ def test_compiled_models_are_recorded_too(first):
         optimizer.zero_grad()
     told = []
     with watching(compiled, optimizer, every=4) as recorder:
-        for step in range(22):
+        for step in range(22):  # noqa: B007 (the backend looks at it)
             optimizer.zero_grad()
             x = torch.randn(8, 5)
             told.append((net.a(x).detach(), x))

@@ -114,7 +114,8 @@ def test_a_closed_record_is_one_file(tmp_path):
 def test_nonfinite_losses_round_trip(tmp_path):
     store = Store(tmp_path / "x.db")
     values = [0.5, float("nan"), float("inf"), float("-inf"), None, 1e300]
-    store.commit(losses=[(i, v, 0.1, 1) for i, v in enumerate(values)], logged=[(i, "a", v or 0.0) for i, v in enumerate(values)])
+    logged = [(i, "a", v or 0.0) for i, v in enumerate(values)]
+    store.commit(losses=[(i, v, 0.1, 1) for i, v in enumerate(values)], logged=logged)
     rows = np.array([[4.0, np.inf, np.inf, 1e300, np.inf, 0.0, 2.0], [0, 0, 0, 0, 0, 0, 9.0]])
     store.commit(sites=[(0, 0, "a", "output"), (1, 0, "b", "output")], step=(0, 0.1, {}, rows))
     store.close()
@@ -184,7 +185,19 @@ BAD = [
 @pytest.mark.parametrize(
     ("make", "message"),
     BAD,
-    ids=["missing", "folder", "empty", "text", "header only", "noise", "foreign", "newer", "truncated", "corrupted", "no table"],
+    ids=[
+        "missing",
+        "folder",
+        "empty",
+        "text",
+        "header",
+        "noise",
+        "foreign",
+        "newer",
+        "truncated",
+        "corrupted",
+        "table",
+    ],
 )
 def test_what_is_no_record_is_refused_in_one_line(tmp_path, make, message):
     path = tmp_path / "bad.db"
@@ -218,7 +231,7 @@ def test_a_store_never_overwrites(tmp_path):
     with pytest.raises(RecordError, match="exists already: choose another name"):
         Store(path)
     assert path.read_text() == "mine"
-    with pytest.raises(RecordError, match="cannot write the record to .*choose another place"):
+    with pytest.raises(RecordError, match=r"cannot write the record to .*choose another place"):
         Store(path / "b.db")
 
 

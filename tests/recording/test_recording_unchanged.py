@@ -14,7 +14,9 @@ STEPS = 200
 
 class Mlp:
     def __init__(self):
-        self.model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 4))
+        self.model = nn.Sequential(
+            nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 4)
+        )
         self.models = [self.model]
         self.optimizers = [torch.optim.SGD(self.model.parameters(), 0.05, momentum=0.9)]
 
@@ -37,7 +39,12 @@ class Mlp:
 class Cnn(Mlp):
     def __init__(self):
         self.model = nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4)
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(36, 4),
         )
         self.models = [self.model]
         self.optimizers = [torch.optim.AdamW(self.model.parameters(), 0.01)]
@@ -98,7 +105,9 @@ class Transformer(Mlp):
 class Gan(Mlp):
     def __init__(self):
         self.generator = nn.Sequential(nn.Linear(4, 16), nn.ReLU(inplace=True), nn.Linear(16, 8))
-        self.critic = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(0.2, inplace=True), nn.Dropout(0.1), nn.Linear(16, 1))
+        self.critic = nn.Sequential(
+            nn.Linear(8, 16), nn.LeakyReLU(0.2, inplace=True), nn.Dropout(0.1), nn.Linear(16, 1)
+        )
         self.models = [self.generator, self.critic]
         self.optimizers = [torch.optim.Adam(model.parameters(), 1e-3, betas=(0.5, 0.9)) for model in self.models]
 

@@ -25,12 +25,18 @@ def diagnose(target: str, seed: int, **options: Any) -> Callable[[], int]:
     def action() -> int:
         from trimtab.cli.setups import load_setup, looks_like_setup
         from trimtab.cli.shown import counter
+        from trimtab.diagnosis import check_ignored
         from trimtab.diagnosis import diagnose as diagnose_run
+        from trimtab.errors import UsageError
         from trimtab.recording import Record
 
+        check_ignored(options["ignore"])
         if looks_like_setup(target):
             with counter() as progress:
                 found = diagnose_run(load_setup(target, seed), ignore=options["ignore"], progress=progress)
+        elif target.endswith((".py", ".py:")):
+            script = target.rstrip(":")
+            raise UsageError(f"{script} is neither a record nor a setup: `trimtab run {script}` watches a script, {script}:FACTORY is a setup")
         else:
             found = diagnose_run(Record.open(target), ignore=options["ignore"])
         return _report(found, options)
@@ -53,7 +59,9 @@ def check(target: str, seed: int, **options: Any) -> Callable[[], int]:
     def action() -> int:
         from trimtab.cli.setups import load_setup
         from trimtab.diagnosis import check as check_setup
+        from trimtab.diagnosis import check_ignored
 
+        check_ignored(options["ignore"])
         return _report(check_setup(load_setup(target, seed), ignore=options["ignore"]), options)
 
     return action

@@ -1,5 +1,6 @@
 """`trimtab explain`."""
 
+import sys
 from collections.abc import Callable
 
 import click
@@ -15,13 +16,13 @@ def explain(code: str | None) -> Callable[[], int]:
 
     def action() -> int:
         from trimtab.report.pages import codes, page, title
+        from trimtab.report.writing import write
 
         if code is None:
             width = max(len(known) for known in codes())
-            for known in codes():
-                print(f"{known:<{width}}  {title(known)}")
+            write("\n".join(f"{known:<{width}}  {title(known)}" for known in codes()), sys.stdout)
         else:
-            print(page(code).text)
+            write(page(code).text, sys.stdout)
         return 0
 
     return action

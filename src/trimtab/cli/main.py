@@ -14,7 +14,7 @@ from trimtab.cli.explain import explain
 from trimtab.cli.run import run
 from trimtab.errors import TrimtabError
 
-Action: TypeAlias = Callable[[], int]
+Action: TypeAlias = Callable[[], int | BaseException]
 
 
 @click.group(
@@ -42,6 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     Raises:
         BaseException: What the user's own code raised, whole and without trimtab's frames.
     """
+    if not (sys.argv[1:] if arguments is None else arguments):
+        print(commands.get_help(click.Context(commands, info_name="trimtab")), file=sys.stderr)
+        return 2
     try:
         action = commands.main(args=arguments, prog_name="trimtab", standalone_mode=False)
     except click.exceptions.Exit as stop:
@@ -53,12 +56,20 @@ def main(arguments: list[str] | None = None) -> int:
     if not callable(action):
         return 0 if action is None else int(action)
     try:  # outside of click, which would turn the user's own Ctrl-C into an exception of its own
-        return int(action())
+        result = action()
     except TrimtabError as error:
         return _complain(str(error))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except BaseException as error:  # the user's own, from a factory or a loss
+        result = error
+    if isinstance(result, int):
+        return result
+    from trimtab.runner.script import clean, show_only_user_frames
+
+    show_only_user_frames()
+    raise clean(result)
 
 
 def _complain(message: str, error: click.ClickException | None = None) -> int:

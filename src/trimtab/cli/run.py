@@ -10,7 +10,7 @@ from trimtab.cli.options import report_options
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
     epilog="\b\nExamples:\n  trimtab run train.py --epochs 3\n  trimtab run --stop-after 200 -m project.train --lr 0.1\n"
     "  trimtab run --format sarif --output report.sarif --fail-on error train.py",
 )
@@ -22,7 +22,7 @@ from trimtab.cli.options import report_options
 @report_options(None)
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(script: str, arguments: tuple[str, ...], **options: Any) -> Callable[[], int]:
+def run(script: str, arguments: tuple[str, ...], **options: Any) -> Callable[[], int | BaseException]:
     """Run SCRIPT under watch, unmodified, and tell why it does not train.
 
     Standard output and the exit status are the script's own; the diagnosis goes to standard error at the end, at Ctrl-C and at a crash.
@@ -30,7 +30,7 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> Callable[[],
     if options["store"] is not None and options["no_store"]:
         raise click.UsageError("--store and --no-store exclude each other")
 
-    def action() -> int:
+    def action() -> int | BaseException:
         from trimtab.runner.run import RunOptions, run_script
         from trimtab.runner.script import Script
 

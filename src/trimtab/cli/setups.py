@@ -9,7 +9,6 @@ from typing import Any
 
 from trimtab import Setup
 from trimtab.errors import UsageError
-from trimtab.runner.script import clean, show_only_user_frames
 
 
 def looks_like_setup(target: str) -> bool:
@@ -30,28 +29,21 @@ def load_setup(target: str, seed: int) -> Setup:
 
     Raises:
         UsageError: There is no such file or factory, or it gives something else.
-        BaseException: Whatever the user's file or factory raised, without trimtab's frames.
     """
     if not looks_like_setup(target):
         raise UsageError(f"{target} is not a setup: write FILE.py:FACTORY, the function that returns a trimtab.Setup")
     name, _, factory_name = target.rpartition(":")
     path = Path(name)
     if not path.is_file():
-        raise UsageError(f"no file {name}")
-    show_only_user_frames()
-    try:
-        module = _execute(path)
-        factory = getattr(module, factory_name, None)
-        if factory is None:
-            names = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-            raise UsageError(f"{name} has no {factory_name}; its functions are {', '.join(names) or 'none'}")
-        if not callable(factory):
-            raise UsageError(f"{factory_name} in {name} is a {type(factory).__name__}, not a function that returns a trimtab.Setup")
-        setup = factory(seed) if _takes_seed(factory) else factory()
-    except UsageError:
-        raise
-    except BaseException as error:
-        raise clean(error) from None if error.__cause__ is None else error.__cause__
+        raise UsageError(f"{name} is a folder, not a .py file" if path.is_dir() else f"no file {name}")
+    module = _execute(path)
+    factory = getattr(module, factory_name, None)
+    if factory is None:
+        names = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+        raise UsageError(f"{name} has no {factory_name}; its functions are {', '.join(names) or 'none'}")
+    if not callable(factory):
+        raise UsageError(f"{factory_name} in {name} is a {type(factory).__name__}, not a function that returns a trimtab.Setup")
+    setup = factory(seed) if _takes_seed(factory) else factory()
     if not isinstance(setup, Setup):
         raise UsageError(f"{factory_name} in {name} must return a trimtab.Setup, but it returned a {type(setup).__name__}")
     return setup
@@ -61,8 +53,14 @@ def _execute(path: Path) -> ModuleType:
     module = ModuleType(path.stem)
     module.__file__ = str(path)
     sys.path.insert(0, str(path.absolute().parent))
-    sys.modules[path.stem] = module  # so that pickles of its classes work
-    exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
+    sys.modules.setdefault(path.stem, module)  # so that pickles of its classes work
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if b"\0" in source:
+        raise UsageError(f"{path} is not Python code: it holds null bytes")
+    exec(compile(source, str(path.absolute()), "exec", dont_inherit=True), module.__dict__)
     return module
 
 

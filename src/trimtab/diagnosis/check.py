@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trimtab._setup import Setup
-from trimtab.diagnosis.diagnose import diagnose_record
+from trimtab.diagnosis.diagnose import check_ignored, diagnose_record
 from trimtab.errors import UsageError
 from trimtab.recording import Record, Recorder, Schedule, Store
 from trimtab.report import Diagnosis
@@ -31,24 +31,26 @@ def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
         What one batch can tell. Faults that need a step or a course of the loss are not among it.
 
     Raises:
-        UsageError: `setup` is not a `Setup`.
+        UsageError: `setup` is not a `Setup`, or `ignore` names a code that does not exist.
         SetupError: Its batches cannot be used.
         StepError: Its loss is not a scalar tensor.
     """
     if not isinstance(setup, Setup):
         raise UsageError(f"check takes a Setup, but it was given a {type(setup).__name__}")
+    check_ignored(ignore)
     store = Store()
     recorder = Recorder(store, Schedule(1), type(setup.model).__name__)
     recorder.add_model(setup.model)
     for optimizer in setup.optimizers:
         recorder.add_optimizer(optimizer)
-    with unchanged(setup.model):
+    trained = [p for optimizer in setup.optimizers for group in optimizer.param_groups for p in group["params"]]
+    with unchanged(setup.model, trained):
         recorder.start()
         try:
             setup.model.train()
             batch = next(setup.stream())
             recorder.batch(batch)
-            for parameter in setup.model.parameters():
+            for parameter in (*setup.model.parameters(), *trained):
                 parameter.grad = None
             loss = setup.compute_loss(batch)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -59,18 +61,21 @@ def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
 
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
+def unchanged(model: nn.Module, others: Sequence[Tensor] = ()) -> Iterator[None]:
     """Put parameters, gradients, buffers, modes and random number generators back as they were.
 
     Args:
         model: What is used inside the block.
+        others: Parameters that may not be the model's (a loss's own).
 
     Yields:
         Nothing.
     """
-    gradients = [(p, p.grad) for p in model.parameters()]
-    values = [(p, p.detach().clone()) for p in model.parameters() if not nn.parameter.is_lazy(p)]
+    parameters = [*model.parameters(), *others]
+    gradients = [(p, p.grad) for p in parameters]
+    values = [(p, p.detach().clone()) for p in parameters if not nn.parameter.is_lazy(p)]
     buffers = [(b, b.detach().clone()) for b in model.buffers() if not nn.parameter.is_lazy(b)]
+    named_buffers = [(module, dict(module._buffers)) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
     plain = [(module, _plain(module)) for module in model.modules()]
     generators = _generators()
@@ -83,6 +88,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for tensor, value in (*values, *buffers):
                 if not torch.equal(tensor, value):
                     tensor.copy_(value)
+        for module, held in named_buffers:  # a module may have put a new tensor in a buffer's place
+            module._buffers.update(held)
         for module, mode in modes:
             module.training = mode
         for module, attributes in plain:

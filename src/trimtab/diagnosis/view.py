@@ -138,7 +138,9 @@ class View:
         """Length of the path of a layer's weight over the run, relative to the weight: relative update times steps."""
         if not len(layer.updates) or not len(layer.values):
             return 0.0
-        return float(np.median(relative_updates(layer))) * self.record.step_count
+        updates = relative_updates(layer)
+        updates = updates[np.isfinite(updates)]  # a weight that starts at zero has no relative update yet
+        return float(np.median(updates)) * self.record.step_count if len(updates) else 0.0
 
 
 def relative_updates(layer: Layer) -> np.ndarray:

@@ -290,7 +290,7 @@ class Record:
 
     def label(self, model: int, name: str) -> str:
         """The name of a module or parameter for people: with its model's name where there are several models."""
-        if len(self.models) < 2:
+        if sum(facts.get("active", True) for facts in self.models) < 2:
             return name
         own: str = self.models[model].get("label") or f"model{model}"
         return f"{own}.{name}" if name else own

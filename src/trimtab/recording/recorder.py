@@ -4,8 +4,11 @@ A *step* is one optimizer step, or several that follow one another without a bac
 recorded steps: entry hooks from the end of the step before, taps from the first forward call that can train.
 """
 
+import contextlib
 import functools
+import itertools
 import os
+import sys
 import threading
 import time
 import warnings
@@ -122,7 +125,7 @@ class Recorder:
         self.fault: Exception | None = None
         self.spent = 0.0
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._optimizer_labels: list[str] = []
+        self._optimizer_facts: list[dict[str, Any]] = []
         self._sites = SiteTable()
         self._tape = Tape()
         self._parameters = ParameterReader(self.models, self._sites, self._tape)
@@ -139,8 +142,10 @@ class Recorder:
         self._active = False
         self._stepped = False
         self._running = False
+        self._ended = False
         self._eager = False
         self._thread = 0
+        self._closing = threading.Lock()
         self._batch: Any = None
         self._fed: set[int] = set()
         self._began = time.perf_counter()
@@ -181,6 +186,9 @@ class Recorder:
         if self._running:
             self._running = False
             self._finish(how)
+        elif self.fault is not None and not self._ended:
+            self._note({"ended": time.time(), "how": how})
+        self._ended = True
         self._remove_hooks()
         _take_hooks_off((), self._handles)
 
@@ -189,6 +197,8 @@ class Recorder:
             if self._window.optimizers:
                 self._close_step()
             self._flush()
+            if self.step:
+                self._describe()
             self.store.facts({
                 "ended": time.time(),
                 "how": how,
@@ -209,7 +219,17 @@ class Recorder:
             self.fault = error
             self._running = False
             self._remove_hooks()  # but those on optimizers, which may be running them just now
-            warnings.warn(f"trimtab stopped watching: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+            what = f"{type(error).__name__}: {error}"
+            self._note({"fault": what})
+            try:
+                warnings.warn(f"trimtab stopped watching: {what}", RuntimeWarning, stacklevel=2)
+            except RuntimeWarning as warning:  # the user's program makes errors of warnings
+                print(f"{warning}", file=sys.stderr)
+
+    def _note(self, facts: dict[str, Any]) -> None:
+        """Put facts into the record, if it can be written at all."""
+        with contextlib.suppress(Exception):
+            self.store.facts(facts)
 
     # ------------------------------------------------------------------------------------------------ what is watched
 
@@ -218,7 +238,7 @@ class Recorder:
         for watched in self.models:
             if watched.model is model:
                 return watched
-        watched = WatchedModel(self, model, len(self.models), label or type(model).__name__)
+        watched = WatchedModel(self, model, len(self.models), self._unused(label or type(model).__name__))
         self.models.append(watched)
         self._described = False
         self._parameters.refresh()
@@ -226,13 +246,19 @@ class Recorder:
             watched.attach_entries()
         return watched
 
+    def _unused(self, label: str) -> str:
+        """The label, numbered where another model has it."""
+        taken = {watched.label for watched in self.models}
+        numbered = (f"{label}-{i}" for i in itertools.count(2))
+        return next(name for name in itertools.chain([label], numbered) if name not in taken)
+
     def add_optimizer(self, optimizer: Optimizer, label: str = "") -> int:
         """Watch an optimizer from its next step on."""
         for index, reference in enumerate(self._optimizers):
             if reference() is optimizer:
                 return index
         self._optimizers.append(weakref.ref(optimizer))
-        self._optimizer_labels.append(label)
+        self._optimizer_facts.append({"label": label, "class": type(optimizer).__name__, "bases": [], "groups": []})
         self._handles += clock.attach(self, optimizer)
         self._described = False
         return len(self._optimizers) - 1
@@ -243,8 +269,8 @@ class Recorder:
 
     def batch(self, batch: Any) -> None:
         """The training step is about to use this batch: what no model is fed with is a target."""
-        if self._running and self._window.optimizers:
-            self._close_step()
+        if self._running:
+            self._close_stepped()
         self._batch = batch
 
     def close_without_step(self) -> None:
@@ -270,6 +296,13 @@ class Recorder:
     def _set_eager(self, on: bool) -> None:
         if on != self._eager:
             self._eager = _torch.force_eager(on) and on
+
+    def _close_stepped(self) -> None:
+        """Close the open step if an optimizer has stepped; of several threads that come at once, one does."""
+        if self._window.optimizers:
+            with self._closing:
+                if self._window.optimizers:
+                    self._close_step()
 
     def _close_step(self) -> None:
         window = self._window
@@ -359,13 +392,14 @@ class Recorder:
         for watched in self.models:
             for name, parameter, _ in watched.named_parameters():
                 names.setdefault(id(parameter), name if len(self.models) == 1 else f"{watched.label}.{name}")
-        optimizers, optimized = [], set()
-        for reference, label in zip(self._optimizers, self._optimizer_labels, strict=True):
+        optimized = set()
+        for index, reference in enumerate(self._optimizers):
             optimizer = reference()
-            if optimizer is not None:
+            if optimizer is not None:  # of one that is gone, what was last known stands
                 optimized |= {id(p) for group in optimizer.param_groups for p in group["params"]}
-                optimizers.append({"label": label} | facts.optimizer_facts(optimizer, names))
-        self.store.facts({"models": [watched.facts(optimized) for watched in self.models], "optimizers": optimizers})
+                self._optimizer_facts[index] |= facts.optimizer_facts(optimizer, names)
+        models = [watched.facts(optimized) for watched in self.models]
+        self.store.facts({"models": models, "optimizers": self._optimizer_facts})
 
     # ------------------------------------------------------------------------------------------------ forward
 
@@ -380,8 +414,7 @@ class Recorder:
         if not torch.is_grad_enabled():
             self._step_aside(self.models[entry.model], entry.name, module)
             return
-        if self._window.optimizers:
-            self._close_step()
+        self._close_stepped()
         window = self._window
         if not window.recording:
             return
@@ -420,13 +453,28 @@ class Recorder:
         optimizers = [reference() for reference in self._optimizers]
         trained = {id(p) for o in optimizers if o is not None for group in o.param_groups for p in group["params"]}
         for watched in self.models:
-            active = any(id(p) in trained for _, p, _ in watched.named_parameters())
-            if active != watched.active:
-                watched.active = active
-                self._described = False
-                if not active:
-                    watched.detach_taps()
-                    watched.detach_entries()
+            watched.trained |= any(id(p) in trained for _, p, _ in watched.named_parameters())
+            self._set_active(watched, watched.trained and not watched.absorbed)
+
+    def absorb_parts(self, whole: WatchedModel) -> None:
+        """Leave models alone that turn out to be parts of `whole`: they were called on their own before."""
+        model = whole.model
+        parts = set() if model is None else {id(module) for module in model.modules()}
+        for watched in self.models:
+            if watched is not whole and id(watched.model) in parts:
+                watched.absorbed = True
+                self._set_active(watched, False)
+
+    def _set_active(self, watched: WatchedModel, active: bool) -> None:
+        if active == watched.active:
+            return
+        watched.active = active
+        self._described = False
+        if not active:
+            watched.detach_taps()
+            watched.detach_entries()
+        elif self._window.recording and self._running:
+            watched.attach_entries()
 
     def _read_inputs(self, watched: WatchedModel, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         prefix = f"{part}:" if part else ""
@@ -465,8 +513,8 @@ class Recorder:
             last = self._last
             if last is not None and last[0] is tensor and last[1] == tensor._version:
                 continue  # a container that returns what its last child returned
-            if i == len(tap.sites):
-                name = tap.name if i == 0 else f"{tap.name}[{i}]"
+            while i >= len(tap.sites):  # the one before may have been skipped as a child's
+                name = f"{tap.name}[{len(tap.sites)}]" if tap.sites else tap.name
                 tap.sites.append((
                     self._sites.index(tap.model, name, "output"),
                     self._sites.index(tap.model, name, "gradient"),
@@ -510,8 +558,8 @@ class Recorder:
         if not self._running or self._elsewhere():
             return
         try:
-            if self._window.optimizers and not self._window.closure:
-                self._close_step()
+            if not self._window.closure:
+                self._close_stepped()
             window = self._window
             if window.recording:
                 self._clearing.look()
@@ -564,8 +612,7 @@ class Recorder:
         """The optimizer runs a closure: its passes belong to this step."""
         if not self._running:
             return
-        if self._window.optimizers:
-            self._close_step()
+        self._close_stepped()
         self._window.begin_closure()
         self._parameters.forget()
 

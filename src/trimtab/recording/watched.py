@@ -19,6 +19,8 @@ class WatchedModel:
         label: What the user calls it.
         classes: Its class name.
         active: Whether it is watched at all; a model that nothing trains is left alone.
+        absorbed: Whether it has turned out to be a part of another watched model.
+        trained: Whether an optimizer is known to train it, or to have trained it.
     """
 
     def __init__(self, listener: Listener, model: nn.Module, index: int, label: str) -> None:
@@ -33,6 +35,9 @@ class WatchedModel:
         self._aside: Any = None
         self._entries: list[weakref.ref[nn.Module]] = [weakref.ref(model), *(weakref.ref(m) for m in model.children())]
         self.active = True
+        self.absorbed = False
+        self.trained = False
+        self._facts: dict[str, Any] = {"modules": {}, "parameters": {}}
 
     @property
     def model(self) -> nn.Module | None:
@@ -141,7 +146,7 @@ class WatchedModel:
         self._taps = None
 
     def facts(self, optimized: set[int]) -> dict[str, Any]:
-        """The model as plain data.
+        """The model as plain data; of one that the user has let go of, what was last known.
 
         Args:
             optimized: Identities of the parameters that an optimizer has.
@@ -149,14 +154,13 @@ class WatchedModel:
         Returns:
             Label, class, modules and parameters.
         """
-        registered = {}
-        for name, parameter, known in self.named_parameters():
-            owner, _, _ = name.rpartition(".")
-            registered[name] = facts.parameter_facts(parameter, owner, known, id(parameter) in optimized)
-        return {
-            "label": self.label,
-            "class": self.classes,
-            "active": self.active,
-            "modules": {name: facts.module_facts(module) for name, module in self.named_modules()},
-            "parameters": registered,
-        }
+        if self.model is not None:
+            before, registered = self._facts["parameters"], {}
+            for name, parameter, known in self.named_parameters():
+                owner, _, _ = name.rpartition(".")
+                trained = id(parameter) in optimized or before.get(name, {}).get("optimized", False)
+                registered[name] = facts.parameter_facts(parameter, owner, known, trained)
+            modules = {name: facts.module_facts(module) for name, module in self.named_modules()}
+            self._facts = {"modules": modules, "parameters": registered}
+            self.trained |= any(parameter["optimized"] for parameter in registered.values())
+        return {"label": self.label, "class": self.classes, "active": self.active} | self._facts

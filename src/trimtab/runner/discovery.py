@@ -4,6 +4,7 @@ A global forward pre-hook sees each root before its children, global step hooks 
 something on every module call are there only until every optimizer's parameters are found in a model.
 """
 
+import dis
 import functools
 import inspect
 import os
@@ -25,10 +26,10 @@ from trimtab.recording import Recorder
 from trimtab.runner.script import PACKAGE
 
 LIBRARIES = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "purelib", "platlib")})
-PATIENCE = 3
+PATIENCE = 10
 """Steps after which a model that no optimizer trains is left alone."""
-ALONE = 3
-"""References to a frame's copy of its variables that nobody else holds: the frame's, a name's, the one that counts them."""
+REFLECTION = frozenset({"locals", "vars", "dir", "eval", "exec"})
+"""Functions that read, hand out or write a frame's own copy of its variables."""
 
 
 def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
@@ -72,7 +73,9 @@ class Discovery:
         self._look_for_roots()
 
     def close(self) -> None:
-        """Take every hook away."""
+        """Take every hook away; models that nothing has trained until now are no part of the run."""
+        if self._optimizers and os.getpid() == self.pid:
+            self.recorder.drop_untrained()
         self._stop_listening()
         for handle in self._handles:
             handle.remove()
@@ -97,21 +100,25 @@ class Discovery:
             return
         self._owner = weakref.ref(module)
         if torch.is_grad_enabled() and not _torch.in_backward() and not any(r() is module for r in self._roots):
+            frame = sys._getframe(1)
+            if is_under_construction(frame):
+                return
             self._roots.append(weakref.ref(module))
             if any(p.requires_grad for p in module.parameters()):
-                self._found(module, args)
+                self._found(module, args, frame)
 
     @_guarded
     def _called(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._owner is not None and self._owner() is module:
             self._owner = None
 
-    def _found(self, root: nn.Module, args: Any) -> None:
-        frame = sys._getframe(1)
+    def _found(self, root: nn.Module, args: Any, frame: FrameType) -> None:
         self._note_place("forward", frame)
         model, label = owner(root, frame)
         first = not self.recorder.models
         watched = self.recorder.add_model(model, label)
+        self.recorder.absorb_parts(watched)
+        self._steps = 0
         self.recorder.enter(watched, root, args if isinstance(args, tuple) else (args,))
         if first:
             self.on_found()
@@ -183,14 +190,34 @@ def is_users(frame: FrameType) -> bool:
 def local_variables(frame: FrameType) -> list[tuple[str, object]]:
     """The local variables of a running frame.
 
-    Before Python 3.13 a look at `f_locals` leaves a copy in the frame, which would keep the first batch and all that hangs
-    on it alive until the function returns; it is emptied again, unless the user holds it too (by `locals()`).
+    Before Python 3.13 a look at `f_locals` leaves a copy in a function's frame, which would keep the first batch and all that
+    hangs on it alive until the function returns: it is emptied again. The same copy is what `locals()` hands out, so that a
+    function which asks for it is left alone.
     """
-    held = frame.f_locals
+    held = frame.f_locals if _is_open(frame) else {}
     found = list(held.items())
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(held) is dict and sys.getrefcount(held) <= ALONE:
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(held) is dict:
         held.clear()
     return found
+
+
+def _is_open(frame: FrameType) -> bool:
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_OPTIMIZED or REFLECTION.isdisjoint(code.co_names):
+        return True
+    called = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return REFLECTION.isdisjoint(called)  # `model.eval()` is none of them
+
+
+def is_under_construction(frame: FrameType | None) -> bool:
+    """Whether a call stands in the constructor of a module, which tries its parts (say to learn their output's size)."""
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and any(
+            isinstance(value, nn.Module) for name, value in local_variables(frame) if name == "self"
+        ):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def owner(root: nn.Module, frame: FrameType | None) -> tuple[nn.Module, str]:
@@ -206,25 +233,26 @@ def owner(root: nn.Module, frame: FrameType | None) -> tuple[nn.Module, str]:
     Returns:
         The module (`root` itself where nothing holds it) and a label.
     """
-    best, size, label = root, sum(1 for _ in root.modules()), ""
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(PACKAGE):
-            for name, value in local_variables(frame):
-                if not isinstance(value, nn.Module):
-                    continue
-                parts = list(value.modules())
-                if len(parts) > size and any(part is root for part in parts):
-                    best, size, label = value, len(parts), "" if name == "self" else name
-                elif value is best and not label and name != "self":
-                    label = name
-        frame = frame.f_back
-    return best, label or type(best).__name__
+    best, size = root, sum(1 for _ in root.modules())
+    outer = frame
+    while outer is not None:
+        if not outer.f_code.co_filename.startswith(PACKAGE):
+            for _, value in local_variables(outer):
+                if isinstance(value, nn.Module):
+                    parts = list(value.modules())
+                    if len(parts) > size and any(part is root for part in parts):
+                        best, size = value, len(parts)
+        outer = outer.f_back
+    return best, variable(best, frame) or type(best).__name__
 
 
 def variable(value: object, frame: FrameType | None) -> str:
-    """The name of a variable of the user's that holds `value`, "" when there is none."""
+    """The name of a variable of the user's that holds `value`, "" when there is none.
+
+    Of several the outermost: a function that trains whatever it is given calls it `model`, its callers know better.
+    """
+    found = ""
     for user in user_frames(frame):
-        for name, held in local_variables(user):
-            if held is value and name != "self":
-                return name
-    return ""
+        names = [name for name, held in local_variables(user) if held is value]
+        found = next((name for name in names if name != "self" and not name.startswith("_")), found)
+    return found

@@ -6,6 +6,7 @@ from typing import TextIO
 
 from trimtab.errors import UsageError
 from trimtab.report import Diagnosis, render
+from trimtab.report.writing import write
 
 
 def write_report(diagnosis: Diagnosis, format: str, output: str | None, stream: TextIO) -> None:
@@ -28,12 +29,6 @@ def write_report(diagnosis: Diagnosis, format: str, output: str | None, stream: 
         return
     text = render(diagnosis, format, **_terminal(stream)) if format == "text" else render(diagnosis, format)
     write(text, stream)
-
-
-def write(text: str, stream: TextIO) -> None:
-    """Write a text and a line's end, with what the stream's encoding lacks written as escapes."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
 def _terminal(stream: TextIO) -> dict[str, bool | int]:

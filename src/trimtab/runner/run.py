@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from torch.nn.parameter import is_lazy
+
 from trimtab._messages import say
 from trimtab.diagnosis import check_ignored, diagnose
 from trimtab.errors import RecordError, TrimtabError, UsageError
@@ -179,8 +181,8 @@ class ScriptRun:
 
     def _announce(self, recorder: Recorder, store: Store) -> None:
         watched = recorder.models[0]
-        model = watched.model
-        size = sum(p.numel() for p in model.parameters()) if model is not None else 0
+        parameters = [] if watched.model is None else list(watched.model.parameters())
+        size = sum(p.numel() for p in parameters if not is_lazy(p))
         every = recorder.schedule.every
         often = say("every {n}. step", n=every) if every else say("steps 0-9, then ever fewer")
         place = say("in memory") if store.path is None else _short(store.path, self.folder)
@@ -189,7 +191,7 @@ class ScriptRun:
                 "trimtab: watching {label} ({cls}, {size} parameters), {often}; record {place}",
                 label=watched.label,
                 cls=watched.classes,
-                size=f"{size:,}",
+                size=f"{size:,}{'+' if any(map(is_lazy, parameters)) else ''}",
                 often=often,
                 place=place,
             )

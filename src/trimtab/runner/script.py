@@ -90,6 +90,8 @@ class Script:
         name = self.target
         if name.endswith(".py") or os.sep in name:
             raise UsageError(f"-m takes the name of a module, as in package.module, not {name}: leave -m out to run a file")
+        if name.startswith("."):
+            raise UsageError(f"no module named {name}: -m takes a full name, as in package.module")
         sys.argv = ["-m", *self.arguments]  # as Python has it while the packages around the module are imported
         _put_first_on_path(os.getcwd())
         try:

@@ -1,20 +1,26 @@
 """`trimtab.watch`: a recorder around the user's own loop, with a diagnosis at hand."""
 
+import sys
 from collections.abc import Iterable
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trimtab.diagnosis import diagnose
+from trimtab.errors import UsageError
 from trimtab.recording import Record, Recorder, Schedule, Store
 from trimtab.report import Diagnosis
+from trimtab.runner.discovery import variable
+
+T = TypeVar("T", nn.Module, Optimizer)
 
 
 class Watch:
-    """A running watch; leave the `with` block, or call `close`, to end it.
+    """A running watch, from the moment it is made; leave the `with` block, or call `close`, to end it.
 
     Args:
         model: One model, or several.
@@ -38,24 +44,22 @@ class Watch:
         store: str | Path | None = None,
         name: str = "",
     ) -> None:
-        models = [model] if isinstance(model, nn.Module) else list(model)
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        for given, kind, argument in ((models, nn.Module, "model"), (optimizers, Optimizer, "optimizer")):
-            for item in given:
-                if not isinstance(item, kind):
-                    raise TypeError(
-                        f"{argument} must be a torch {kind.__name__} or several of them, not {type(item).__name__}"
-                    )
+        models = _several(model, nn.Module, "model")
+        optimizers = _several(optimizer, Optimizer, "optimizer")
         schedule = Schedule(every)
         self._store = Store(store)
         self._recorder = Recorder(self._store, schedule, name or type(models[0]).__name__)
-        for item in models:
-            self._recorder.add_model(item)
+        self._ended = False
+        frame = sys._getframe(1)
+        for one in models:
+            self._recorder.add_model(one, variable(one, frame))
         for item in optimizers:
-            self._recorder.add_optimizer(item)
+            self._recorder.add_optimizer(item, variable(item, frame))
+        self._recorder.start()
 
     def __enter__(self) -> "Watch":
-        self._recorder.start()
+        if self._ended:
+            raise UsageError("this watch has ended: make a new one with trimtab.watch(model, optimizer)")
         return self
 
     def __exit__(
@@ -65,6 +69,7 @@ class Watch:
 
     def close(self, how: str = "ended") -> None:
         """Take every hook away and finish the record."""
+        self._ended = True
         self._recorder.close(how)
 
     def log(self, **values: float | Tensor) -> None:
@@ -72,7 +77,14 @@ class Watch:
 
         Args:
             **values: Numbers or tensors of one element.
+
+        Raises:
+            TypeError: A value is something else.
         """
+        for name, value in values.items():
+            if not isinstance(value, (Real, Tensor)) or (isinstance(value, Tensor) and value.numel() != 1):
+                kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                raise TypeError(f"{name} must be a number or a tensor of one element, not {kind}")
         for name, value in values.items():
             self._recorder.log(name, value)
 
@@ -93,6 +105,17 @@ class Watch:
         return diagnose(self.record, **options)
 
 
+def _several(given: T | Iterable[T], kind: type[T], argument: str) -> list[T]:
+    """One or several of a kind, as a list."""
+    items = list(given) if isinstance(given, Iterable) and not isinstance(given, kind) else [given]
+    for item in items:
+        if not isinstance(item, kind):
+            raise TypeError(f"{argument} must be a torch {kind.__name__} or several of them, not {type(item).__name__}")
+    if not items:
+        raise TypeError(f"{argument} must be a torch {kind.__name__} or several of them, not an empty {type(given).__name__}")
+    return items
+
+
 def watch(
     model: nn.Module | Iterable[nn.Module],
     optimizer: Optimizer | Iterable[Optimizer],
@@ -110,7 +133,7 @@ def watch(
                 ...                      # zero_grad, loss, backward, step: as ever
         print(watch.diagnose())
 
-    Losses are seen by themselves, where `backward` is called on them.
+    Losses are seen by themselves, where `backward` is called on them. Without `with`, call `close` at the end.
 
     Args:
         model: One model, or several.

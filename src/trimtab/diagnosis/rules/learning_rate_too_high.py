@@ -42,6 +42,7 @@ def find(view: View) -> Iterator[Found]:
     if not diverged and not restless and died is None:
         return
     begins = int(steps[np.isfinite(losses)][grown[0]]) if diverged else 1
+    starts = max(min(begins - 1, _first_large(view)), 0)  # what such steps broke on the way follows from them
     largest = float(np.abs(finite).max())
     nonfinite = view.progress.nonfinite
     evidence = [
@@ -76,7 +77,7 @@ def find(view: View) -> Iterator[Found]:
             ),
             location=view.place("step"),
         ),
-        max(begins - 1, 0),
+        starts,
     )
 
 
@@ -86,6 +87,16 @@ def _early_jump(view: View) -> float:
     values = np.concatenate(found) if found else np.zeros(0)
     values = values[np.isfinite(values) & (values > 0)]
     return float(np.median(values)) if len(values) else 0.0
+
+
+def _first_large(view: View) -> int:
+    """The first recorded step that changed a weight by more than `LARGE` of its size, the number of steps when none did."""
+    found = []
+    for layer in view.layers:
+        if len(layer.updates):
+            steps = np.intersect1d(layer.values.steps, layer.updates.steps)
+            found += steps[relative_updates(layer) > LARGE].tolist()[:1]
+    return min(found, default=view.record.step_count)
 
 
 def _jumps(view: View) -> np.ndarray:

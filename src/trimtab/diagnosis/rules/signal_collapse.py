@@ -41,7 +41,7 @@ def _constant(view: View, model: int) -> Iterator[Found]:
     if not dead:
         return
     origin = next((name for name in dead if _input_varies(view, model, name, links, dead)), None)
-    if origin is None or _is_rectifier(view, model, origin):
+    if origin is None or _is_rectifier(view, model, origin) or _only_moves(view, model, origin):
         return  # what a rectifier switches off is `dead-units`
     units = [u for u in view.units(model, origin) if u.step >= SETTLED]
     end = order[-1] in dead or all(source.partition(":")[2] in dead for source in view.loss.get("sources", []))
@@ -61,7 +61,8 @@ def _constant(view: View, model: int) -> Iterator[Found]:
             ),
             repairs=_repairs(view, model, origin, cls),
             location=view.place("forward"),
-        )
+        ),
+        0 if is_norm(cls) or _was_constant(view, model, origin) else _since(view.units(model, origin), GONE),
     )
 
 
@@ -126,6 +127,12 @@ def _is_constant(units: list[Units]) -> bool:
     return len(settled) >= ENOUGH and all(u.units > 0 and (u.constant == u.units or u.signal <= GONE) for u in settled)
 
 
+def _was_constant(view: View, model: int, name: str) -> bool:
+    """Whether the first look found it constant too: what still varied then has collapsed in training, by what came before."""
+    first = view.units(model, name)[0]
+    return first.constant == first.units or first.signal <= GONE
+
+
 def _input_varies(view: View, model: int, name: str, links: dict[str, dict[str, object]], dead: list[str]) -> bool:
     """Whether what goes into `name` comes from modules that vary, or from the data."""
     sources = links[name].get("sources", [])
@@ -139,8 +146,18 @@ def _input_varies(view: View, model: int, name: str, links: dict[str, dict[str, 
 
 
 def _is_rectifier(view: View, model: int, name: str) -> bool:
+    """Whether the constant is the zero of a rectifier, a module's own or a function's in front of it."""
     found = view.units(model, name)
+    given = [u for u in view.units(model, name, "input") if u.step >= SETTLED]
+    if given and all(u.silent == u.units for u in given):
+        return True
     return bool(found) and all(u.silent == u.units for u in found) and view.class_of(model, name) in ("ReLU", "ReLU6", "Threshold", "Hardswish")
+
+
+def _only_moves(view: View, model: int, name: str) -> bool:
+    """Whether a module of torch has nothing to lose a signal by: behind a flattening or a pooling, positions no longer count as samples."""
+    facts = view.record.models[model]["modules"].get(name, {})
+    return bool(facts.get("library")) and facts.get("leaf", True) and not facts.get("parameters") and not is_norm(facts.get("class", ""))
 
 
 def _repairs(view: View, model: int, origin: str, cls: str) -> tuple[Repair, ...]:

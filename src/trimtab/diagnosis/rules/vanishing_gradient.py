@@ -66,8 +66,9 @@ def _finding(view: View, flow: Flow, still: list[Layer], severity: Severity) -> 
     scale = _weight_scale(shown)
     if scale is not None:
         evidence.append(Evidence(say("fan_in times the mean square of the weights"), scale[0], scale[1], None, "", 0, start))
-    if still:
-        updates = relative_updates(still[0])
+    updates = relative_updates(still[0]) if still else np.zeros(0)
+    updates = updates[np.isfinite(updates)]
+    if len(updates):
         evidence.append(Evidence(say("update of {name} over its weight, a step", name=view.name(still[0].model, still[0].name)), float(np.median(updates)), 1e-3))
     if weak and len(weak) >= 2:
         summary = say(

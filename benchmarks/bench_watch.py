@@ -1,0 +1,294 @@
+"""Cost of watching: the time of a training step with a monitor over the time of the same step without one.
+
+The watched run and its plain twin are two fresh processes, forked from one parent so that both have one memory layout,
+and take turns, a few steps each (A B, B A, ...). Time is CPU time of the process, all its threads, one torch thread: what
+other jobs on the machine do is not counted, except for the caches they share with us. The figure is the median of the
+rounds, with the least and the largest beside it.
+"""
+
+import argparse
+import contextlib
+import gc
+import importlib.metadata
+import io
+import itertools
+import json
+import logging
+import multiprocessing
+import os
+import platform
+import statistics
+import tempfile
+import time
+import traceback
+import warnings
+from dataclasses import asdict, dataclass
+from datetime import date
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers import PEERS, TRIMTAB, Monitor, Rival
+from torch.nn import functional
+from workloads import WORKLOADS
+
+SHOWN = ("cnn", "transformer", "mlp")
+WARM_UP = 13  # trimtab looks closer at the first eight steps, and the numba kernel loads
+ROUND = 4
+LONG_ROUND = 50  # holds one step that the default schedule records
+LONG = 600
+STEADY = 100  # the default schedule is in its long run from here on
+GROWTH = 500
+PLAIN = "plain"
+EVERY, WITHOUT, DEFAULT = TRIMTAB
+
+
+class Loop:
+    """A training loop with at most one monitor, in a process of its own."""
+
+    def __init__(self, workload: str, rival: str, folder: Path) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.training = WORKLOADS[workload]()
+        chosen = (TRIMTAB | PEERS).get(rival)
+        attach = Monitor if chosen is None else chosen.attach
+        self.monitor = attach(self.training.model, self.training.optimizer, folder)
+        self.step = 0
+
+    def run(self, steps: int) -> list[float]:
+        """CPU seconds of each step."""
+        training, monitor, times = self.training, self.monitor, []
+        for _ in range(steps):
+            x, y = training.at(self.step)
+            begin = time.process_time()
+            training.optimizer.zero_grad()
+            loss = functional.cross_entropy(training.model(x), y)
+            loss.backward()
+            monitor.after_backward(loss)
+            training.optimizer.step()
+            monitor.after_step(self.step, loss)
+            times.append(time.process_time() - begin)
+            self.step += 1
+        return times
+
+    def growth(self, steps: int) -> float:
+        """MiB that the process has gained over `steps` steps."""
+        gc.collect()
+        before = resident()
+        self.run(steps)
+        gc.collect()
+        return resident() - before
+
+    def readings(self, steps: int) -> int:
+        self.run(steps)
+        return self.monitor.readings()
+
+
+def resident() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def serve(workload: str, rival: str, folder: Path, orders: Connection) -> None:
+    """Do what the parent says until it hangs up; what a monitor prints goes nowhere."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            loop = Loop(workload, rival, folder)
+            orders.send(None)
+            while (order := orders.recv()) is not None:
+                orders.send(getattr(loop, order[0])(order[1]))
+        except EOFError:
+            pass
+        except Exception as error:
+            orders.send(RuntimeError(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"))
+    os._exit(0)  # some monitors' threads and atexit functions do not come to an end in a forked process
+
+
+class Child:
+    """A `Loop` in a fresh process."""
+
+    def __init__(self, workload: str, rival: str, folder: Path) -> None:
+        context = multiprocessing.get_context("fork")
+        self.orders, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(workload, rival, folder, theirs))
+        self.process.start()
+        theirs.close()
+        self._receive()
+
+    def ask(self, what: str, steps: int) -> Any:
+        self.orders.send((what, steps))
+        return self._receive()
+
+    def _receive(self) -> Any:
+        answer = self.orders.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.orders.send(None)
+        self.process.join(5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+@contextlib.contextmanager
+def children(workload: str, *rivals: str):
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(Child(workload, rival, Path(folder)))) for rival in rivals]
+
+
+@dataclass
+class Cost:
+    """Ratios over rounds, and milliseconds of the plain and of the watched step."""
+
+    ratio: float
+    least: float
+    largest: float
+    rounds: int
+    plain_ms: float
+    ms: float
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.3f} ({self.least:.2f}-{self.largest:.2f})"
+
+
+def cost(rounds: list[tuple[float, float]]) -> Cost:
+    """From pairs of seconds per step, plain and watched."""
+    ratios = [watched / plain for plain, watched in rounds]
+    plain, watched = (1e3 * statistics.median(side) for side in zip(*rounds, strict=True))
+    return Cost(statistics.median(ratios), min(ratios), max(ratios), len(rounds), plain, watched)
+
+
+def take_turns(pair: list[Child], steps: int, count: int) -> list[list[list[float]]]:
+    """CPU seconds of each step, by round and child; who begins changes from round to round."""
+    result = []
+    for number in range(count):
+        order = pair if number % 2 == 0 else pair[::-1]
+        times = {id(child): child.ask("run", steps) for child in order}
+        result.append([times[id(child)] for child in pair])
+    return result
+
+
+def every_step(workload: str, rival: str, rounds: int) -> Cost:
+    """Rounds of a few steps, the median step of each."""
+    with children(workload, PLAIN, rival) as pair:
+        take_turns(pair, WARM_UP, 1)
+        turns = take_turns(pair, ROUND, rounds)
+    return cost([(statistics.median(plain), statistics.median(watched)) for plain, watched in turns])
+
+
+def long_run(workload: str) -> dict[str, Cost]:
+    """The default schedule: steps 0 to 600 as one sum, and rounds of 50 steps once it has become sparse."""
+    with children(workload, PLAIN, DEFAULT) as pair:
+        turns = take_turns(pair, 10, LONG // 10)
+    plain, watched = (list(itertools.chain.from_iterable(turn[side] for turn in turns)) for side in (0, 1))
+
+    def rounds(begin: int) -> list[tuple[float, float]]:
+        starts = range(begin, LONG, LONG_ROUND)
+        return [tuple(statistics.fmean(side[at : at + LONG_ROUND]) for side in (plain, watched)) for at in starts]
+
+    whole = cost(rounds(0))
+    whole.ratio = sum(watched) / sum(plain)
+    return {"0-600": whole, "steady": cost(rounds(STEADY))}
+
+
+def fixed_cost(rival: str, rounds: int) -> dict[str, float]:
+    """Microseconds per reading on a net whose tensors are next to nothing."""
+    found = every_step("tiny", rival, rounds)
+    with children("tiny", rival) as (child,):
+        readings = child.ask("readings", WARM_UP)
+    microseconds = 1e3 * (found.ms - found.plain_ms)
+    return {"readings": readings, "us_a_reading": microseconds / readings, "us_a_module": microseconds / 31}
+
+
+def growth(workload: str, rival: str) -> float:
+    """MiB gained over 500 steps, after the allocator has settled."""
+    with children(workload, rival) as (child,):
+        child.ask("run", 40)
+        return child.ask("growth", GROWTH)
+
+
+def version(rival: Rival) -> str:
+    return importlib.metadata.version(rival.package)
+
+
+def conditions() -> dict[str, Any]:
+    return {
+        "date": date.today().isoformat(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "versions": {name: version(rival) for name, rival in (TRIMTAB | PEERS).items() if rival.installed},
+    }
+
+
+def row(name: str, cells: list[str]) -> None:
+    print("| " + " | ".join([name, *cells]) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12, help="alternated rounds (default 12; at least 8 to publish)")
+    parser.add_argument("--peers", action="store_true", help="beside the other monitors that are installed")
+    parser.add_argument("--only", choices=SHOWN, action="append", help="this workload alone; may be given again")
+    parser.add_argument("--quick", action="store_true", help="every step only: no long runs, no memory")
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    arguments = parser.parse_args()
+    shown = arguments.only or SHOWN
+    rivals = [name for name in (EVERY, WITHOUT) if TRIMTAB[name].installed]
+    rivals += [name for name, rival in PEERS.items() if arguments.peers and rival.installed]
+    result: dict[str, Any] = {"conditions": conditions(), "step": {}, "fixed": {}, "growth": {}}
+
+    print(f"Step time over the plain step's, {arguments.rounds} rounds: median (least-largest)\n")
+    row("monitor", list(shown))
+    row("---", ["---"] * len(shown))
+    plain: dict[str, list[float]] = {workload: [] for workload in shown}
+    for name in rivals:
+        cells = []
+        for workload in shown:
+            try:
+                found = every_step(workload, name, arguments.rounds)
+            except (RuntimeError, EOFError) as error:
+                cells.append(f"failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+                continue
+            plain[workload].append(found.plain_ms)
+            result["step"].setdefault(name, {})[workload] = asdict(found)
+            cells.append(str(found))
+        row(name, cells)
+    if not arguments.quick and TRIMTAB[DEFAULT].installed:
+        runs = {workload: long_run(workload) for workload in shown}
+        for key, label in (("0-600", "steps 0 to 600"), ("steady", "from step 100 on")):
+            name = f"{DEFAULT}, {label}"
+            result["step"][name] = {workload: asdict(runs[workload][key]) for workload in shown}
+            row(name, [str(runs[workload][key]) for workload in shown])
+    row("plain step, ms of CPU", [f"{statistics.median(plain[workload]):.1f}" for workload in shown])
+
+    print("\nFixed cost, 30 Linear(16, 16), batch 8\n")
+    for name in (EVERY, WITHOUT):
+        if TRIMTAB[name].installed:
+            found = result["fixed"][name] = fixed_cost(name, 2 * arguments.rounds)
+            print(
+                f"{name}: {found['us_a_reading']:.1f} us a reading ({found['readings']:.0f} readings a step), "
+                f"{found['us_a_module']:.0f} us a module"
+            )
+
+    if not arguments.quick:
+        print(f"\nResident memory gained over {GROWTH} steps, MiB\n")
+        row("monitor", list(shown))
+        row("---", ["---"] * len(shown))
+        for name in (PLAIN, *(name for name in rivals if name in TRIMTAB)):
+            gained = result["growth"][name] = {workload: growth(workload, name) for workload in shown}
+            row(name, [f"{gained[workload]:.1f}" for workload in shown])
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

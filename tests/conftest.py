@@ -1,0 +1,152 @@
+"""Fixtures that run trimtab's command line, and scripts, in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+LAUNCHER = Path(__file__).with_name("launcher.py")
+
+
+@dataclass
+class Ended:
+    """What a process has left."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def frames(self):
+        """File names of the frames of its tracebacks, and the functions."""
+        lines = [line.strip() for line in self.err.splitlines() if line.strip().startswith("File ")]
+        return [line.split('"')[1] for line in lines]
+
+
+class Launcher:
+    """A process that forks itself for each command."""
+
+    def __init__(self):
+        self.process = None
+
+    def __call__(self, request):
+        if self.process is None:
+            self.process = subprocess.Popen(
+                [sys.executable, str(LAUNCHER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def close(self):
+        if self.process is not None:
+            self.process.stdin.close()
+            self.process.wait()
+            self.process.stdout.close()
+
+
+class Shell:
+    """A folder in which commands are run.
+
+    `trimtab(...)` and `plain(...)` fork a process that has torch already; with `real=True` Python itself is started.
+    """
+
+    def __init__(self, folder, launcher):
+        self.folder = folder
+        self.launcher = launcher
+        self.count = 0
+
+    def write(self, name, *parts):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(map(textwrap.dedent, parts)))
+        return path
+
+    def trimtab(self, *arguments, real=False, env=None, **more):
+        command = [sys.executable, "-m", "trimtab", *map(str, arguments)]
+        return self._real(command, env, **more) if real else self._forked(arguments, False, env)
+
+    def plain(self, *arguments, real=False, env=None, **more):
+        return self._real([sys.executable, *map(str, arguments)], env, **more) if real else self._forked(arguments, True, env)
+
+    def both(self, *arguments, options=(), **more):
+        """The same script with Python and under `trimtab run`."""
+        return self.plain(*arguments, **more), self.trimtab("run", *options, *arguments, **more)
+
+    def start(self, *arguments, **more):
+        """A real process, running; also without trimtab in front."""
+        return subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **more,
+        )
+
+    @property
+    def records(self):
+        return sorted((self.folder / ".trimtab").glob("*.db"))
+
+    def _real(self, command, env, **more):
+        more.setdefault("stdin", subprocess.DEVNULL)
+        done = subprocess.run(
+            command, cwd=self.folder, capture_output=True, text=True, timeout=300, env=os.environ | (env or {}), **more
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def _forked(self, arguments, plain, env):
+        self.count += 1
+        out, err = (self.folder / f".{name}-{self.count}" for name in ("out", "err"))
+        status = self.launcher({
+            "arguments": [str(a) for a in arguments],
+            "plain": plain,
+            "folder": str(self.folder),
+            "environment": env or {},
+            "stdin": os.devnull,
+            "stdout": str(out),
+            "stderr": str(err),
+        })
+        return Ended(status, out.read_bytes().decode(errors="replace"), err.read_bytes().decode(errors="replace"))
+
+
+@pytest.fixture(scope="session")
+def _launcher():
+    launcher = Launcher()
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture
+def shell(tmp_path, _launcher):
+    """Run commands in a folder of the test's own."""
+    return Shell(tmp_path, _launcher)
+
+
+NET = """
+import torch
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = torch.randn(16, 4), torch.randint(0, 2, (16,))
+def train(steps=3):
+    for _ in range(steps):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+"""
+
+
+@pytest.fixture
+def net():
+    """The beginning of a script: a small net, its optimizer, and `train(steps)`."""
+    return NET

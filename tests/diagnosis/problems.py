@@ -1,0 +1,1023 @@
+"""A bank of small training problems with known answers: each once with its fault and once without, and healthy runs that look odd.
+
+Each problem is a function `problem(broken) -> Setup`, listed in `PROBLEMS` with what a diagnosis has to say of it. The random
+numbers come from torch's generator, which the caller seeds (`build`), so that a problem can be had with any seed.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from sklearn import datasets
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import SGD, Adam, AdamW
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR
+
+from trimtab import Setup
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A training run with a known fault, and its healthy twin.
+
+    Attributes:
+        make: `make(broken)` gives the run.
+        code: The fault: the code of the first root.
+        where: Places the root may name; it may name nothing else.
+        also: Codes that may be said as well, above a note; all others must not be.
+        slow: Whether it belongs to the second tier.
+        pending: Why the diagnosis does not tell it yet, "" where it does.
+    """
+
+    make: Callable[[bool], Setup]
+    code: str
+    where: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    slow: bool = False
+    pending: str = ""
+
+    @property
+    def name(self):
+        return self.make.__name__
+
+
+PROBLEMS: list[Problem] = []
+HEALTHY: list[Callable[[], Setup]] = []
+HEAVY: set[str] = set()
+
+
+def problem(code, *where, **more):
+    """List a function `(broken) -> Setup` as a problem."""
+
+    def listed(make):
+        PROBLEMS.append(Problem(make, code, where, **more))
+        return make
+
+    return listed
+
+
+def healthy(make, slow=False):
+    """List a function `() -> Setup` as a healthy run."""
+    HEALTHY.append(make)
+    if slow:
+        HEAVY.add(make.__name__)
+    return make
+
+
+def healthy_and_slow(make):
+    """The same for the second tier."""
+    return healthy(make, slow=True)
+
+
+def build(make, *arguments, seed=0):
+    """The run of a problem with a seed."""
+    torch.manual_seed(seed)
+    return make(*arguments)
+
+
+# Data ----------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def digits(scaled=True):
+    """1797 images of 64 pixels, in an order without pattern; standardized as a whole, or pixels from 0 to 16."""
+    x, y = (torch.tensor(a) for a in datasets.load_digits(return_X_y=True))
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    x, y = x[order].float(), y[order]
+    return ((x - x.mean()) / x.std() if scaled else x), y
+
+
+@functools.cache
+def table(name, scaled=True):
+    """Features and target of a table; "diabetes" with a standardized target in a column of its own."""
+    x, y = (torch.tensor(a) for a in getattr(datasets, f"load_{name}")(return_X_y=True))
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    x, y = x[order], y[order]
+    if name == "diabetes":
+        y = ((y - y.mean()) / y.std()).float()[:, None]
+    return ((x - x.mean(0)) / x.std(0) if scaled else x).float(), y
+
+
+def passes(x, y, size=64):
+    """`batches` of a setup: shuffled passes."""
+
+    def fresh():
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+        return [(x[i], y[i]) for i in order.split(size)]
+
+    return fresh
+
+
+# Networks ------------------------------------------------------------------------------------------------------------
+
+
+def mlp(depth=3, width=64, act=nn.ReLU, ends=(64, 10)):
+    """Linear layers "0", "2", "4", ... with activations between."""
+    widths = [ends[0], *[width] * depth]
+    body = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), act())]
+    return nn.Sequential(*body, nn.Linear(widths[-1], ends[1]))
+
+
+def cnn(depth=4, act=nn.ReLU, channels=16, norm=False):
+    """3x3 convolutions over 8x8 digits, pooled to 2x2, and a linear layer."""
+    body, wide = [], 1
+    for _ in range(depth):
+        body += [nn.Conv2d(wide, channels, 3, padding=1), *([nn.BatchNorm2d(channels)] if norm else []), act()]
+        wide = channels
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, 10))
+
+
+def weighted(net):
+    return [module for module in net.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
+
+
+def he(net, scale=1.0):
+    """He initialization, times a factor."""
+    for layer in weighted(net):
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        nn.init.zeros_(layer.bias)
+        layer.weight.data *= scale
+    return net
+
+
+def normal(net, std):
+    """Weights of a standard deviation, biases of zero."""
+    for layer in weighted(net):
+        nn.init.normal_(layer.weight, std=std)
+        nn.init.zeros_(layer.bias)
+    return net
+
+
+def hidden(depth, stride=2):
+    """The names of the weight layers of a chain in front of its last."""
+    return tuple(str(stride * i) for i in range(depth))
+
+
+# Runs ----------------------------------------------------------------------------------------------------------------
+
+
+def cross_entropy(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def squared_error(model, batch):
+    return F.mse_loss(model(batch[0]), batch[1])
+
+
+def classify(net, optimizer, steps=80, *, image=False, scaled=True, loss=cross_entropy, size=64, **more):
+    """A run over the digits."""
+    x, y = digits(scaled)
+    return Setup(net, optimizer, passes(x.view(-1, 1, 8, 8) if image else x, y, size), loss, steps, **more)
+
+
+def regress(net, optimizer, steps=100, *, target=lambda y: y, loss=squared_error, **more):
+    """A run over the diabetes table."""
+    x, y = table("diabetes")
+    return Setup(net, optimizer, passes(x, target(y), 32), loss, steps, **more)
+
+
+# Signal and gradient -------------------------------------------------------------------------------------------------
+
+
+@problem("vanishing-gradient", *hidden(8), also=("signal-collapse",))
+def tanh_drawn_small(broken):
+    net = normal(mlp(8, act=nn.Tanh), 0.02 if broken else 0.14)
+    return classify(net, SGD(net.parameters(), 0.05, momentum=0.9))
+
+
+@problem("vanishing-gradient", *hidden(8), also=("signal-collapse", "dead-units"), slow=True)
+def convolutions_drawn_small(broken):
+    net = normal(cnn(8), 0.02) if broken else he(cnn(8))
+    return classify(net, SGD(net.parameters(), 0.02, momentum=0.9), image=True)
+
+
+@problem("vanishing-gradient", *hidden(6), also=("signal-collapse",), slow=True)
+def sigmoid_convolutions(broken):
+    net = cnn(6, nn.Sigmoid) if broken else he(cnn(6))
+    return classify(net, SGD(net.parameters(), 0.05, momentum=0.9), image=True)
+
+
+@problem("vanishing-gradient", *hidden(12), also=("signal-collapse",))
+def torch_default_under_relu(broken):
+    net = mlp(12, 100)
+    return classify(net if broken else he(net), SGD(net.parameters(), 0.05 if broken else 0.02), 100)
+
+
+@problem("exploding-gradient", *hidden(9), also=("learning-rate-too-high", "nonfinite-loss", "dead-units"))
+def relu_drawn_large(broken):
+    net = he(mlp(8), 2.5 if broken else 1.0)
+    return classify(net, SGD(net.parameters(), 0.02))
+
+
+@problem(
+    "exploding-gradient",
+    *hidden(8),
+    "18",
+    also=("learning-rate-too-high", "nonfinite-loss", "dead-units", "signal-collapse"),
+    slow=True,
+)
+def convolutions_drawn_large(broken):
+    net = normal(cnn(8), 0.5) if broken else he(cnn(8))
+    return classify(net, SGD(net.parameters(), 0.01, momentum=0.9), image=True)
+
+
+class Collapsing(nn.Module):
+    """An MLP with a norm over a single value in its middle."""
+
+    def __init__(self, broken):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, 32), nn.GroupNorm(32 if broken else 4, 32), nn.ReLU())
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+@problem(
+    "signal-collapse",
+    "body.1",
+    also=("dead-units", "frozen-parameters", "vanishing-gradient"),
+    pending="the rounding of a norm over one value is a signal of 1e-5 beside its small bias",
+)
+def group_of_one(broken):
+    net = Collapsing(broken)
+    return classify(net, SGD(net.parameters(), 0.1))
+
+
+@problem("signal-collapse", "2", also=("dead-units", "vanishing-gradient", "frozen-parameters"))
+def zero_gain_without_skip(broken):
+    net = nn.Sequential(nn.Linear(64, 48), nn.Tanh(), nn.LayerNorm(48), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 10))
+    if broken:
+        net[2].weight.requires_grad_(False).zero_()
+    return classify(net, SGD(net.parameters(), 0.1))
+
+
+@problem(
+    "symmetric-init", *hidden(4), also=("signal-collapse", "vanishing-gradient", "dead-units", "frozen-parameters")
+)
+def all_zeros(broken):
+    net = he(mlp(3), 0.0 if broken else 1.0)
+    return classify(net, SGD(net.parameters(), 0.1 if broken else 0.02))
+
+
+@problem("symmetric-init", *hidden(3), also=("signal-collapse", "vanishing-gradient"), slow=True)
+def constant_convolutions(broken):
+    net = he(cnn(3))
+    if broken:
+        for layer in weighted(net):
+            nn.init.constant_(layer.weight, 0.05)
+    return classify(net, SGD(net.parameters(), 0.02 if broken else 0.05), image=True)
+
+
+# Units ---------------------------------------------------------------------------------------------------------------
+
+
+class Functional(nn.Module):
+    """Linear layers a, b, c with an activation that is no module."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+        self.act = act
+
+    def forward(self, x):
+        return self.c(self.act(self.b(self.act(self.a(x)))))
+
+
+@problem("dead-units", "b", also=("vanishing-gradient", "signal-collapse"))
+def bias_below_zero_functional(broken):
+    net = Functional(F.relu)
+    if broken:
+        nn.init.constant_(net.b.bias, -8.0)
+    return classify(net, Adam(net.parameters(), 2e-3))
+
+
+@problem("dead-units", "2", "3", also=("vanishing-gradient", "signal-collapse"))
+def bias_below_zero_convolution(broken):
+    net = he(cnn(4, lambda: nn.ReLU(inplace=True)))
+    if broken:
+        nn.init.constant_(net[2].bias, -20.0)
+    return classify(net, SGD(net.parameters(), 0.05, momentum=0.9), image=True)
+
+
+@problem("dead-units", "2", "3", also=("vanishing-gradient", "signal-collapse", "learning-rate-too-low"))
+def nearly_all_biases_below_zero(broken):
+    net = he(mlp(3))
+    if broken:
+        net[2].bias.data[:63] = -12.0
+    return classify(net, SGD(net.parameters(), 0.02))
+
+
+@problem("saturated-units", "a", "b", "c", also=("vanishing-gradient", "exploding-gradient"))
+def tanh_drawn_large_functional(broken):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c, self.d = (nn.Linear(64, 64) for _ in range(4))
+
+        def forward(self, x):
+            return self.d(torch.tanh(self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))))
+
+    net = Net()
+    for layer in (net.a, net.b, net.c):
+        nn.init.normal_(layer.weight, std=1.5 if broken else 0.15)
+    return classify(net, SGD(net.parameters(), 0.005 if broken else 0.05), 150)
+
+
+@problem(
+    "saturated-units", *map(str, range(6)), also=("vanishing-gradient", "exploding-gradient", "learning-rate-too-low")
+)
+def tanh_drawn_large(broken):
+    net = normal(mlp(3, act=nn.Tanh), 2.0 if broken else 0.15)
+    return classify(net, SGD(net.parameters(), 0.002 if broken else 0.05), 150)
+
+
+# Data ----------------------------------------------------------------------------------------------------------------
+
+
+@problem("nonfinite-data", "data", also=("nonfinite-loss",))
+def infinite_target(broken):
+    net = mlp(1, 32, ends=(10, 1))
+
+    def target(y):
+        y = y.clone()
+        y[5] = math.inf if broken else 0.0
+        return y
+
+    return regress(net, Adam(net.parameters(), 3e-3), target=target)
+
+
+@problem("nonfinite-data", "data", also=("nonfinite-loss",))
+def nan_in_a_feature(broken):
+    x, y = table("wine")
+    x = x.clone()
+    if broken:
+        x[100, 3] = math.nan
+    net = mlp(1, 32, ends=(13, 3))
+    return Setup(net, Adam(net.parameters(), 3e-3), passes(x, y, 32), cross_entropy, 80)
+
+
+DIVERGES = ("learning-rate-too-high", "dead-units", "exploding-gradient", "nonfinite-loss", "signal-collapse")
+
+
+@problem("unscaled-inputs", "data", also=DIVERGES)
+def inputs_far_from_zero(broken):
+    x, y = digits()
+    net = mlp(2)
+    return Setup(net, SGD(net.parameters(), 0.05), passes(x + (1000 if broken else 0), y), cross_entropy, 100)
+
+
+@problem("unscaled-inputs", "data", also=DIVERGES)
+def pixels_of_255(broken):
+    x, y = digits(scaled=False)
+    net = mlp(2)
+    optimizer = SGD(net.parameters(), 0.1, momentum=0.9)
+    return Setup(net, optimizer, passes(x * (16 if broken else 1 / 16), y), cross_entropy, 150)
+
+
+@problem("unscaled-inputs", "data", also=(*DIVERGES, "learning-rate-too-low"))
+def raw_table(broken):
+    x, y = table("breast_cancer", scaled=not broken)
+    net = mlp(1, 32, ends=(30, 2))
+    return Setup(net, SGD(net.parameters(), 0.05), passes(x, y, 32), cross_entropy, 150)
+
+
+@problem("unscaled-targets", "data", also=DIVERGES)
+def targets_in_thousands(broken):
+    net = mlp(1, 32, ends=(10, 1))
+    scale = 500 if broken else 1
+    return regress(net, SGD(net.parameters(), 0.02), target=lambda y: scale * y + 3 * scale * broken)
+
+
+@problem("unscaled-targets", "data", also=("learning-rate-too-low",))
+def targets_in_thousands_absolute_error(broken):
+    net = mlp(1, 32, ends=(10, 1))
+    scale = 2000 if broken else 1
+
+    def loss(model, batch):
+        return (model(batch[0]) - batch[1]).abs().mean()
+
+    return regress(net, Adam(net.parameters(), 2e-3), 250, target=lambda y: scale * y + 5 * scale * broken, loss=loss)
+
+
+# Loss ----------------------------------------------------------------------------------------------------------------
+
+
+@problem("nonfinite-loss", "loss", also=("learning-rate-too-high", "exploding-gradient"))
+def logarithm_of_zero(broken):
+    def loss(model, batch):
+        scores, target = 200 * model(batch[0]), batch[1]
+        if not broken:
+            return F.cross_entropy(scores / 200, target)
+        grown = torch.exp(scores)
+        return -(grown / grown.sum(1, keepdim=True)).gather(1, target[:, None]).log().mean()
+
+    net = he(mlp(2))
+    return classify(net, Adam(net.parameters(), 2e-3), loss=loss)
+
+
+@problem("nonfinite-loss", "head")
+def divided_by_a_norm_of_zero(broken):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
+
+        def forward(self, x):
+            z = F.relu(self.encoder(x) - 0.5)
+            return self.head(z / (z.square().sum(1, keepdim=True) + (0.0 if broken else 1e-6)).sqrt())
+
+    net = Net()
+    return classify(net, Adam(net.parameters(), 1e-2))
+
+
+@problem("nonfinite-loss", "a", "b", "c", "")
+def root_behind_where(broken):
+    def act(x):
+        return torch.where(x > 0, torch.sqrt(x.clamp_min(1e-4) if not broken else x), 0.2 * x)
+
+    net = Functional(act)
+    return classify(net, Adam(net.parameters(), 2e-3))
+
+
+@problem("double-softmax", "", "loss", "net", also=("vanishing-gradient", "learning-rate-too-low"))
+def softmax_function(broken):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp(2)
+
+        def forward(self, x):
+            scores = self.net(x)
+            return F.softmax(scores, -1) if broken else scores
+
+    net = Net()
+    return classify(net, SGD(net.parameters(), 0.05))
+
+
+@problem("double-softmax", "3", also=("vanishing-gradient", "learning-rate-too-low"))
+def sigmoid_before_bce_with_logits(broken):
+    x, y = table("breast_cancer")
+    net = mlp(1, 32, ends=(30, 1))
+    if broken:
+        net.append(nn.Sigmoid())
+
+    def loss(model, batch):
+        return F.binary_cross_entropy_with_logits(model(batch[0]), batch[1])
+
+    return Setup(net, SGD(net.parameters(), 0.05), passes(x, y[:, None].float(), 32), loss, 100)
+
+
+# Optimizer -----------------------------------------------------------------------------------------------------------
+
+
+@problem(
+    "learning-rate-too-high",
+    "optimizer",
+    also=("nonfinite-loss", "exploding-gradient", "dead-units", "signal-collapse"),
+    slow=True,
+)
+def convolutions_at_a_rate_of_three(broken):
+    net = he(cnn(4))
+    return classify(net, SGD(net.parameters(), 3.0 if broken else 0.03, momentum=0.9), image=True)
+
+
+@problem(
+    "learning-rate-too-high",
+    "optimizer",
+    also=("dead-units", "exploding-gradient", "nonfinite-loss", "signal-collapse"),
+)
+def adam_at_a_rate_of_one(broken):
+    net = he(mlp(3))
+    return classify(net, Adam(net.parameters(), 1.0 if broken else 1e-3))
+
+
+@problem(
+    "learning-rate-too-high",
+    "optimizer",
+    also=("dead-units", "exploding-gradient", "nonfinite-loss", "signal-collapse"),
+)
+def heavy_momentum(broken):
+    net = he(mlp(3))
+    return classify(net, SGD(net.parameters(), 1.0 if broken else 0.005, momentum=0.95))
+
+
+@problem("learning-rate-too-low", "optimizer")
+def adam_at_a_millionth(broken):
+    net = he(mlp(3))
+    return classify(net, Adam(net.parameters(), 1e-6 if broken else 1e-3))
+
+
+@problem("learning-rate-too-low", "optimizer", "loop", slow=True)
+def schedule_ends_at_once(broken):
+    net = he(cnn(3))
+    optimizer = SGD(net.parameters(), 0.01 if broken else 0.05, momentum=0.0 if broken else 0.9)
+    scheduler = ExponentialLR(optimizer, 0.85) if broken else CosineAnnealingLR(optimizer, 200)
+    return classify(net, optimizer, 200, image=True, scheduler=scheduler)
+
+
+def _stepping(before_step=None, clear=True):
+    """A step of one's own: clear, backward, something with the gradients, step."""
+
+    def step(setup, batch):
+        if clear:
+            setup.optimizer.zero_grad()
+        loss = setup.loss(setup.model, batch)
+        loss.backward()
+        if before_step is not None:
+            before_step(setup.model)
+        setup.optimizer.step()
+        return loss
+
+    return step
+
+
+@problem("clipping-dominates", "loop", also=("learning-rate-too-low",))
+def values_clipped_at_nothing(broken):
+    net = he(mlp(2))
+    bound = 1e-5 if broken else 1.0
+    step = _stepping(lambda model: nn.utils.clip_grad_value_(model.parameters(), bound))
+    return classify(net, SGD(net.parameters(), 0.05), step=step)
+
+
+@problem("clipping-dominates", "loop", also=("learning-rate-too-low",))
+def norm_clipped_at_a_hundredth(broken):
+    net = he(mlp(2))
+    step = _stepping(lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.01 if broken else 10.0))
+    return classify(net, SGD(net.parameters(), 0.05), step=step)
+
+
+# Wiring --------------------------------------------------------------------------------------------------------------
+
+
+class Encoder(nn.Module):
+    """A narrow tanh encoder and a head on what `cut` makes of its output."""
+
+    def __init__(self, cut=lambda z: z):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 4), nn.Tanh())
+        self.head = nn.Linear(4, 10)
+        self.cut = cut
+
+    def forward(self, x):
+        return self.head(self.cut(self.encoder(x)))
+
+
+@problem("frozen-parameters", "encoder.0", "encoder.2")
+def random_encoder_frozen(broken):
+    net = Encoder()
+    net.encoder.requires_grad_(not broken)
+    return classify(net, SGD([p for p in net.parameters() if p.requires_grad], 0.1, momentum=0.9))
+
+
+@problem("frozen-parameters", "encoder.0", "encoder.2")
+def encoder_behind_numpy(broken):
+    net = Encoder((lambda z: torch.from_numpy(z.detach().numpy())) if broken else (lambda z: z))
+    return classify(net, Adam(net.parameters(), 5e-3))
+
+
+@problem("missing-from-optimizer", *hidden(3), also=("learning-rate-too-low",))
+def only_the_head_in_the_optimizer(broken):
+    net = mlp(3, 16)
+    if broken:
+        return classify(net, SGD(net[-1].parameters(), 0.02))
+    return classify(he(net), SGD(net.parameters(), 0.05, momentum=0.9), 150)
+
+
+@problem("missing-from-optimizer", *(f"parts[{i}]" for i in range(5)), slow=True)
+def layers_in_a_dict(broken):
+    class Net(nn.Module):
+        def __init__(self, container):
+            super().__init__()
+            self.first, self.head = nn.Linear(64, 24), nn.Linear(24, 10)
+            self.parts = container({str(i): nn.Linear(24, 24) for i in range(5)})
+
+        def forward(self, x):
+            x = torch.tanh(self.first(x))
+            for i in range(5):
+                x = torch.tanh(self.parts[str(i)](x))
+            return self.head(x)
+
+    net = Net(dict if broken else nn.ModuleDict)
+    return classify(net, SGD(net.parameters(), 0.05, momentum=0.9), 150)
+
+
+@problem("missing-from-optimizer", "parts[0]", "parts[1]", "parts[2]")
+def layers_in_a_list(broken):
+    class Net(nn.Module):
+        def __init__(self, container):
+            super().__init__()
+            self.first, self.head = nn.Linear(64, 24), nn.Linear(24, 10)
+            self.parts = container([nn.Linear(24, 24) for _ in range(3)])
+
+        def forward(self, x):
+            x = torch.tanh(self.first(x))
+            for part in self.parts:
+                x = torch.tanh(part(x))
+            return self.head(x)
+
+    net = Net(list if broken else nn.ModuleList)
+    return classify(net, SGD(net.parameters(), 0.05 if broken else 0.1, momentum=0.0 if broken else 0.9))
+
+
+@problem(
+    "missing-zero-grad", "loop", also=("learning-rate-too-high", "exploding-gradient", "dead-units", "nonfinite-loss")
+)
+def never_cleared_adam(broken):
+    net = he(mlp(2))
+    return classify(net, Adam(net.parameters(), 3e-3), step=_stepping(clear=not broken))
+
+
+@problem(
+    "missing-zero-grad", "loop", also=("learning-rate-too-high", "exploding-gradient", "dead-units", "nonfinite-loss")
+)
+def never_cleared_sgd(broken):
+    net = he(mlp(2))
+    return classify(net, SGD(net.parameters(), 0.02), step=_stepping(clear=not broken))
+
+
+# The four runs of the comparison with other tools ---------------------------------------------------------------------
+
+
+def eight_layers(kind):
+    """Eight hidden layers of 64, SGD 0.1 with momentum 0.9, batches of 64 in order; layer k is module 2k."""
+    x, y = digits()
+    if kind == "healthy":
+        body = [p for i in range(8) for p in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU())]
+        net = he(nn.Sequential(*body, nn.Linear(64, 10)))
+    elif kind == "vanishing":
+        net = normal(mlp(8, act=nn.Sigmoid), 0.01)
+    else:
+        net = he(mlp(8), 3.0 if kind == "exploding" else 1.0)
+    if kind == "dead":
+        nn.init.constant_(net[6].bias, -10.0)
+        for layer in (net[2], net[10]):
+            layer.bias.data[:48] = -10.0
+    batches = [(x[i : i + 64], y[i : i + 64]) for i in range(0, 1436, 64)]
+    return Setup(net, SGD(net.parameters(), 0.1, momentum=0.9), lambda: batches, cross_entropy, 120)
+
+
+# Healthy runs that look odd ------------------------------------------------------------------------------------------
+
+
+@healthy
+def plain_adam():
+    net = mlp(3)
+    return classify(net, Adam(net.parameters(), 1e-3))
+
+
+@healthy_and_slow
+def deep_default_draw_that_adam_trains():
+    net = mlp(8, 128)
+    return classify(net, Adam(net.parameters(), 1e-3), 250)
+
+
+@healthy_and_slow
+def batch_norm_convolutions_with_decay():
+    net = cnn(5, norm=True)
+    return classify(net, SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=5e-4), image=True)
+
+
+@healthy
+def raw_pixels_behind_batch_norm():
+    net = nn.Sequential(nn.BatchNorm1d(64), *mlp(2))
+    return classify(net, SGD(net.parameters(), 0.05, momentum=0.9), scaled=False)
+
+
+@healthy
+def raw_pixels_under_adam():
+    net = mlp(2)
+    return classify(net, Adam(net.parameters(), 1e-3), scaled=False)
+
+
+@healthy
+def tanh_at_its_own_scale():
+    net = mlp(4, act=nn.Tanh)
+    return classify(net, SGD(net.parameters(), 0.1, momentum=0.9))
+
+
+@healthy
+def autoencoder():
+    x, _ = digits()
+    net = nn.Sequential(*mlp(1, 32, ends=(64, 8)), *mlp(1, 32, ends=(8, 64)))
+    return Setup(net, Adam(net.parameters(), 3e-3), passes(x, x), squared_error, 250)
+
+
+@healthy
+def variational_autoencoder():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.decoder = mlp(1, ends=(64, 8)), mlp(1, ends=(4, 64))
+
+        def forward(self, x):
+            mean, log_variance = self.encoder(x).chunk(2, -1)
+            return self.decoder(mean + torch.randn_like(mean) * (log_variance / 2).exp()), mean, log_variance
+
+    def loss(model, batch):
+        made, mean, log_variance = model(batch[0])
+        error = (made - batch[0]).square().sum(1).mean()
+        return error + 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()
+
+    net = Net()
+    return classify(net, Adam(net.parameters(), 2e-3), 200, loss=loss)
+
+
+class Rows(nn.Module):
+    """A recurrent net over the eight rows of a digit."""
+
+    def __init__(self, cell, embedding=False):
+        super().__init__()
+        self.embedding = nn.Embedding(17, 8) if embedding else None
+        self.cell, self.head = cell(8, 32, batch_first=True), nn.Linear(32, 10)
+
+    def forward(self, x):
+        x = x.view(-1, 8, 8) if self.embedding is None else self.embedding(x)
+        return self.head(self.cell(x)[0][:, -1])
+
+
+@healthy
+def gru_over_rows():
+    net = Rows(nn.GRU)
+    return classify(net, Adam(net.parameters(), 1e-2), 150)
+
+
+@healthy
+def lstm_over_embedded_pixels():
+    x, y = digits(scaled=False)
+    net = Rows(nn.LSTM, embedding=True)
+    return Setup(net, Adam(net.parameters(), 2e-2), passes(x[:, 16:48].long(), y), cross_entropy, 150)
+
+
+@healthy_and_slow
+def pre_norm_transformer():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            block = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True, norm_first=True)
+            self.embed, self.head = nn.Linear(8, 32), nn.Linear(32, 10)
+            self.place = nn.Parameter(torch.randn(8, 32) * 0.02)
+            self.body = nn.TransformerEncoder(block, 2, norm=nn.LayerNorm(32), enable_nested_tensor=False)
+
+        def forward(self, x):
+            return self.head(self.body(self.embed(x.view(-1, 8, 8)) + self.place).mean(1))
+
+    net = Net()
+    optimizer = AdamW(net.parameters(), 3e-3)
+    return classify(net, optimizer, 120, scheduler=CosineAnnealingLR(optimizer, 120))
+
+
+@healthy_and_slow
+def labels_partly_wrong():
+    x, y = digits()
+    wrong = torch.rand(len(y)) < 0.4
+    y = torch.where(wrong, torch.randint(0, 10, y.shape), y)
+    net = mlp(2)
+    optimizer = SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=1e-2)
+    return Setup(net, optimizer, passes(x, y), cross_entropy, 200)
+
+
+@healthy
+def linear_regression():
+    x, y = table("diabetes")
+    net = nn.Linear(10, 1)
+    return Setup(net, SGD(net.parameters(), 0.05), passes(x, y, 442), squared_error, 150)
+
+
+@healthy
+def targets_of_moderate_size():
+    net = mlp(1, 64, ends=(10, 1))
+    return regress(net, Adam(net.parameters(), 1e-2), 250, target=lambda y: 8 * y + 15)
+
+
+def pretrained(net, target=lambda y: y, passes_done=8):
+    """The net after some passes of Adam over the digits."""
+    optimizer = Adam(net.parameters(), 2e-3)
+    x, y = digits()
+    for _ in range(passes_done):
+        for batch in passes(x, target(y))():
+            optimizer.zero_grad()
+            cross_entropy(net, batch).backward()
+            optimizer.step()
+    for parameter in net.parameters():
+        parameter.grad = None
+    return net
+
+
+@healthy
+def low_rank_adapters():
+    class Adapted(nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base = base.requires_grad_(False)
+            self.down = nn.Linear(base.in_features, 4, bias=False)
+            self.up = nn.Linear(4, base.out_features, bias=False)
+            nn.init.zeros_(self.up.weight)
+
+        def forward(self, x):
+            return self.base(x) + self.up(self.down(x))
+
+    net = pretrained(mlp(2), lambda y: (y + 3) % 10)
+    for i in (0, 2, 4):
+        net[i] = Adapted(net[i])
+    return classify(net, Adam([p for p in net.parameters() if p.requires_grad], 5e-3), 150)
+
+
+@healthy
+def new_head_on_a_trained_body():
+    net = pretrained(mlp(2, 96))
+    net[-1] = nn.Linear(96, 2)
+    x, y = digits()
+    return Setup(net, Adam(net[-1].parameters(), 3e-3), passes(x, y % 2), cross_entropy, 120)
+
+
+@healthy
+def body_frozen_after_training():
+    net = pretrained(mlp(2, 96))
+    net[-1] = nn.Linear(96, 10)
+    net[:4].requires_grad_(False)
+    return classify(net, Adam(net[-1].parameters(), 3e-3))
+
+
+@healthy
+def a_short_warm_start():
+    net = pretrained(mlp(2))
+    return classify(net, SGD(net.parameters(), 1e-3), 60)
+
+
+@healthy
+def branches_that_start_at_zero():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+            nn.init.kaiming_normal_(self.a.weight)
+            nn.init.zeros_(self.b.weight)
+            nn.init.zeros_(self.b.bias)
+
+        def forward(self, x):
+            return x + self.b(F.relu(self.a(x)))
+
+    net = nn.Sequential(*[Block() for _ in range(8)], nn.Linear(64, 10))
+    nn.init.zeros_(net[-1].weight)
+    return classify(net, SGD(net.parameters(), 0.05))
+
+
+@healthy_and_slow
+def zero_gains_in_residual_blocks():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c1, self.n1 = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+            self.c2, self.n2 = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+            self.relu = nn.ReLU(inplace=True)
+            nn.init.zeros_(self.n2.weight)
+
+        def forward(self, x):
+            z = self.n2(self.c2(self.relu(self.n1(self.c1(x)))))
+            z += x
+            return self.relu(z)
+
+    body = [nn.Conv2d(1, 16, 3, padding=1), Block(), Block(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    net = nn.Sequential(*body, nn.Linear(16, 10))
+    return classify(net, SGD(net.parameters(), 0.1, momentum=0.9), 150, image=True)
+
+
+@healthy
+def bfloat16():
+    def loss(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = model(batch[0])
+        return F.cross_entropy(scores.float(), batch[1])
+
+    net = mlp(3)
+    return classify(net, Adam(net.parameters(), 1e-3), loss=loss)
+
+
+@healthy
+def half_precision_whose_scaler_skips_steps():
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=1000)
+
+    def loss(model, batch):
+        with torch.autocast("cpu", torch.float16):
+            scores = model(batch[0])
+        return F.cross_entropy(scores.float(), batch[1])
+
+    def step(setup, batch):
+        setup.optimizer.zero_grad()
+        found = setup.loss(setup.model, batch)
+        scaler.scale(found).backward()
+        scaler.step(setup.optimizer)
+        scaler.update()
+        return found
+
+    net = he(mlp(2))
+    return classify(net, Adam(net.parameters(), 1e-3), loss=loss, step=step)
+
+
+@healthy
+def adam_clipped_at_every_step():
+    net = mlp(3)
+    step = _stepping(lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+    return classify(net, Adam(net.parameters(), 1e-3), step=step)
+
+
+@healthy
+def accumulation_over_four_batches():
+    def step(setup, batch):
+        setup.optimizer.zero_grad()
+        total = 0.0
+        for x, y in zip(batch[0].chunk(4), batch[1].chunk(4), strict=True):
+            loss = cross_entropy(setup.model, (x, y)) / 4
+            loss.backward()
+            total = total + loss.detach()
+        setup.optimizer.step()
+        return total
+
+    net = mlp(3)
+    return classify(net, Adam(net.parameters(), 1e-3), step=step)
+
+
+@healthy_and_slow
+def embedding_tied_to_the_output():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(17, 32)
+            self.cell, self.out = nn.GRU(32, 32, batch_first=True), nn.Linear(32, 17, bias=False)
+            self.out.weight = self.embedding.weight
+            nn.init.normal_(self.embedding.weight, std=0.1)
+
+        def forward(self, x):
+            return self.out(self.cell(self.embedding(x))[0])
+
+    def loss(model, batch):
+        x = batch[0][:, :24]
+        return F.cross_entropy(model(x[:, :-1]).reshape(-1, 17), x[:, 1:].reshape(-1))
+
+    x, y = digits(scaled=False)
+    net = Net()
+    return Setup(net, Adam(net.parameters(), 5e-3), passes(x.long(), y), loss, 100)
+
+
+@healthy
+def wide_and_slow():
+    net = he(mlp(2, 512))
+    return classify(net, SGD(net.parameters(), 0.01), 100)
+
+
+@healthy
+def adversarial_pair():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.generator = mlp(1, 32, ends=(4, 2))
+            self.judge = mlp(1, 32, lambda: nn.LeakyReLU(0.2), ends=(2, 1))
+
+    def says(scores, answer):
+        return F.binary_cross_entropy_with_logits(scores, torch.full_like(scores, answer))
+
+    def fools(model, batch):
+        return says(model.judge(model.generator(batch[0])), 1.0)
+
+    def step(setup, batch):
+        one, other = setup.optimizer
+        model, (noise, real) = setup.model, batch
+        other.zero_grad()
+        loss = says(model.judge(real), 1.0) + says(model.judge(model.generator(noise).detach()), 0.0)
+        loss.backward()
+        other.step()
+        one.zero_grad()
+        fools(model, batch).backward()
+        one.step()
+        return loss
+
+    net = Pair()
+    noise, real = torch.randn(1280, 4), torch.randn(1280, 2) * 0.5 + 1
+    optimizers = [Adam(net.generator.parameters(), 1e-3), Adam(net.judge.parameters(), 1e-3)]
+    return Setup(net, optimizers, passes(noise, real), fools, 150, step=step)
+
+
+@healthy_and_slow
+def contrastive():
+    def loss(model, batch):
+        one, other = (F.normalize(model(batch[0] + 0.3 * torch.randn_like(batch[0])), dim=1) for _ in range(2))
+        return F.cross_entropy(one @ other.t() / 0.2, torch.arange(len(one)))
+
+    net = mlp(2, 64, ends=(64, 16))
+    return classify(net, Adam(net.parameters(), 1e-3), loss=loss)
+
+
+@healthy
+def distillation():
+    teacher = pretrained(mlp(1, 96)).requires_grad_(False)
+
+    def loss(model, batch):
+        return F.kl_div(model(batch[0]).log_softmax(-1), teacher(batch[0]).softmax(-1), reduction="batchmean")
+
+    net = mlp(2)
+    return classify(net, Adam(net.parameters(), 2e-3), loss=loss)

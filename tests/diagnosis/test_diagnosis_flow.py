@@ -1,0 +1,214 @@
+"""The flow of the gradient: measured against autograd in float64, predicted against wide nets."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from diagnosis_cases import gradients, seeded, watched
+from torch import nn
+
+from trimtab import Setup
+from trimtab.diagnosis.flow import EARLY, SCATTER, flows, gradient_at_start, predicted_gain
+from trimtab.diagnosis.layers import layers
+
+
+def flow_of(net, x, loss=lambda z: z.square().mean()):
+    """The flow of one batch through a net, and the net's layers."""
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    setup = Setup(net, optimizer, lambda: [x], lambda model, batch: loss(model(batch)), steps=1)
+    found = layers(watched(setup))
+    (flow,) = flows(found)
+    return flow, {layer.name: layer for layer in found}
+
+
+def chain(depth, width, act, draw):
+    body = [part for _ in range(depth) for part in (nn.Linear(width, width), act())]
+    net = nn.Sequential(*body, nn.Linear(width, width))
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            draw(layer.weight)
+            nn.init.zeros_(layer.bias)
+    return net
+
+
+def he(scale):
+    return lambda w: nn.init.normal_(w, std=(scale / w.shape[1]) ** 0.5)
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.Tanh, nn.GELU])
+def test_measured_gains_are_those_of_autograd_in_float64(act):
+    net, x = chain(4, 48, act, he(1.3)), torch.randn(64, 48)
+    flow, _ = flow_of(net, x)
+    _, true = gradients(net, x, lambda z: z.square().mean())
+    sizes = [g.square().sum().item() for g in true[::2]]
+    assert flow.gradients == pytest.approx(sizes, rel=1e-5)
+    assert [gain.measured for gain in flow.gains] == pytest.approx(
+        [a / b for a, b in itertools.pairwise(sizes)], rel=1e-5
+    )
+    assert flow.log_total == pytest.approx(math.log10(sizes[0] / sizes[-1]), rel=1e-4)
+    assert flow.per_layer == pytest.approx((sizes[0] / sizes[-1]) ** (1 / 4), rel=1e-4)
+
+
+def test_in_a_linear_net_prediction_and_measurement_agree_in_the_mean():
+    """||W'g||^2 is on average ||g||^2 ||W||^2 / n_out: exactly so for orthogonal weights."""
+    torch.manual_seed(0)
+    widths = [40, 40, 40, 40]
+    net = nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(widths)))
+    for i, layer in enumerate(net):
+        nn.init.orthogonal_(layer.weight, gain=0.5 + i)
+    flow, _ = flow_of(net, torch.randn(16, 40))
+    assert [gain.measured for gain in flow.gains] == pytest.approx([1.5**2, 2.5**2], rel=1e-4)
+    assert [gain.predicted for gain in flow.gains] == pytest.approx([1.5**2, 2.5**2], rel=1e-4)
+
+
+def anything(z):
+    """A loss whose gradient at the output has nothing to do with the weights, as the recursion supposes."""
+    return (z * torch.randn(z.shape, generator=seeded(7))).mean()
+
+
+CASES = [
+    ("ReLU, He", nn.ReLU, he(2.0), 1.0),
+    ("ReLU, torch's default", nn.ReLU, lambda w: nn.init.kaiming_uniform_(w, a=5**0.5), 1 / 6),
+    ("ReLU, too large", nn.ReLU, he(12.0), 6.0),
+    ("sigmoid, sigma_w 1", nn.Sigmoid, he(1.0), 0.0557),
+    ("tanh, sigma_w 1.5", nn.Tanh, he(2.25), None),
+    ("GELU, He", nn.GELU, he(2.0), None),
+]
+
+
+@pytest.mark.parametrize(("act", "draw", "known"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_predicted_gains_against_a_wide_net(act, draw, known):
+    """Width 600, four layers: the scatter of a layer's gain is sqrt(5/600) = 9 %; three of it for the geometric mean of four."""
+    torch.manual_seed(3)
+    depth, width = 4, 600
+    net = chain(depth, width, act, draw)
+    flow, _ = flow_of(net, torch.randn(100, width), anything)
+    assert all(gain.predicted is not None for gain in flow.gains)
+    bound = 3 * math.sqrt(SCATTER / width / depth)
+    assert abs(math.log(flow.per_layer / flow.predicted_per_layer)) < bound
+    if known is not None:
+        assert abs(math.log(flow.predicted_per_layer / known)) < bound
+
+
+def test_predicted_gains_start_from_the_mean_and_spread_of_what_comes_in():
+    """A bias that switches most units off: E phi'^2 is their share, and not one half."""
+    torch.manual_seed(0)
+    net = chain(1, 600, nn.ReLU, he(2.0))
+    nn.init.constant_(net[0].bias, -1.5)
+    flow, _ = flow_of(net, torch.randn(200, 600), anything)
+    (gain,) = flow.gains
+    assert gain.predicted < 0.4
+    assert abs(math.log(gain.measured / gain.predicted)) < 3 * math.sqrt(SCATTER / 600)
+
+
+def test_the_tolerance_is_three_deviations_of_the_variance_law():
+    flow, _ = flow_of(chain(6, 32, nn.ReLU, he(2.0)), torch.randn(32, 32))
+    assert flow.tolerance == pytest.approx(3 * math.sqrt(5 * 7 / 32) / math.log(10))
+
+
+@pytest.mark.slow
+def test_he_nets_stay_within_the_tolerance():
+    """Of 200 He nets of width 24 and depth 8 about one in 370 should leave the band."""
+    torch.manual_seed(0)
+    outside = 0
+    for _ in range(200):
+        flow, _ = flow_of(
+            chain(8, 24, nn.ReLU, he(2.0)), torch.randn(32, 24), lambda z: (z * torch.randn(z.shape)).mean()
+        )
+        outside += abs(flow.log_total) > flow.tolerance
+    assert outside <= 6
+
+
+def test_nothing_is_predicted_where_other_things_lie_between():
+    x = torch.randn(16, 24)
+    normed = nn.Sequential(nn.Linear(24, 24), nn.LayerNorm(24), nn.ReLU(), nn.Linear(24, 24))
+    flow, _ = flow_of(normed, x)
+    assert [gain.predicted for gain in flow.gains] == [None]
+    assert math.isnan(flow.predicted_per_layer)
+    twice = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Tanh(), nn.Linear(24, 24))
+    flow, _ = flow_of(twice, x)
+    assert [gain.predicted for gain in flow.gains] == [None]
+
+
+def test_no_gain_across_a_sum():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(24, 24) for _ in range(3))
+
+        def forward(self, x):
+            z = self.a(x)
+            return self.c(z + self.b(torch.relu(z)))
+
+    flow, _ = flow_of(Net(), torch.randn(16, 24))
+    assert [(gain.source.name, gain.layer.name) for gain in flow.gains] == [("a", "b")]
+    assert len(flow.layers) == 3
+
+
+def test_no_flow_through_a_single_layer():
+    net = nn.Sequential(nn.Linear(6, 6))
+    setup = Setup(
+        net, torch.optim.SGD(net.parameters(), 0.0), lambda: [torch.randn(4, 6)], lambda m, b: m(b).sum(), steps=1
+    )
+    assert flows(layers(watched(setup))) == []
+
+
+def zero_started(steps):
+    """A net whose last layer starts at zero: nothing comes back at the first step."""
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    nn.init.zeros_(net[2].weight)
+    x = torch.randn(16, 8, generator=seeded())
+    setup = Setup(
+        net, torch.optim.SGD(net.parameters(), 0.1), lambda: [x], lambda m, b: (m(b) - 1).square().mean(), steps=steps
+    )
+    return layers(watched(setup))
+
+
+def test_the_first_gradient_that_is_not_zero_counts():
+    first, last = zero_started(3)
+    assert first.gradient.second_moment[0] == 0
+    assert gradient_at_start(first) == pytest.approx(float(first.gradient.norm[1]) ** 2)
+    assert gradient_at_start(last) == pytest.approx(float(last.gradient.norm[0]) ** 2)
+
+
+def test_a_gradient_that_stays_zero_is_zero():
+    first, _ = zero_started(1)
+    assert gradient_at_start(first) == 0.0
+    (flow,) = flows(zero_started(1))
+    assert flow.log_total == -math.inf
+
+
+def test_gradients_that_are_no_numbers_are_not_used():
+    net = chain(2, 8, nn.ReLU, he(2.0))
+    setup = Setup(
+        net,
+        torch.optim.SGD(net.parameters(), 0.0),
+        lambda: [torch.randn(4, 8)],
+        lambda m, b: m(b).sum() * float("nan"),
+        steps=1,
+    )
+    found = layers(watched(setup))
+    assert all(math.isnan(gradient_at_start(layer)) for layer in found)
+    assert flows(found) == []
+
+
+def test_later_gradients_do_not_count():
+    assert EARLY == 10
+    first, _ = zero_started(3)
+    first.gradient.steps[:] += EARLY
+    assert math.isnan(gradient_at_start(first))
+
+
+def test_recurrent_layers_have_no_prediction():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.cell, self.b = nn.Linear(6, 6), nn.RNN(6, 6, batch_first=True), nn.Linear(6, 6)
+
+        def forward(self, x):
+            return self.b(self.cell(self.a(x))[0])
+
+    _, found = flow_of(Net(), torch.randn(4, 5, 6))
+    assert predicted_gain(found["a"], found["cell"]) is None
+    assert predicted_gain(found["cell"], found["b"]) is None

@@ -1,0 +1,89 @@
+"""Every problem of the bank: its root named first and located, its twin and the healthy runs left in peace."""
+
+import pytest
+from problems import HEALTHY, HEAVY, PROBLEMS, build, eight_layers, hidden
+
+import trimtab
+
+SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+
+
+def listed(problems, pending=False):
+    """Parameters with their tiers; what is pending is expected to fail, until it does not."""
+    found = []
+    for p in problems:
+        marks = [pytest.mark.slow] if p.slow else []
+        if pending and p.pending:
+            marks.append(pytest.mark.xfail(strict=True, reason=p.pending))
+        found.append(pytest.param(p, id=p.name, marks=marks))
+    return found
+
+
+def odd(makes):
+    return [pytest.param(m, id=m.__name__, marks=[pytest.mark.slow] if m.__name__ in HEAVY else []) for m in makes]
+
+
+def loud(diagnosis):
+    """What is said above a note, as code and places."""
+    return [(f.code, f.where) for f in diagnosis.at_least("warning")]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("problem", listed(PROBLEMS, pending=True))
+def test_the_root_comes_first_and_is_located(problem, seed):
+    diagnosis = trimtab.diagnose(build(problem.make, True, seed=seed))
+    said = loud(diagnosis)
+    assert said, "nothing above a note was said"
+    root = diagnosis.findings[0]
+    assert root is diagnosis.roots[0]
+    assert root.code == problem.code, said
+    assert root.where, said
+    assert set(root.where) <= set(problem.where), said
+    assert {code for code, _ in said} <= {problem.code, *problem.also}, said
+    assert root.repairs
+    assert root.evidence
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("problem", listed(PROBLEMS))
+def test_the_healthy_twin_is_left_in_peace(problem, seed):
+    diagnosis = trimtab.diagnose(build(problem.make, False, seed=seed))
+    assert loud(diagnosis) == []
+    assert diagnosis.healthy
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("make", odd(HEALTHY))
+def test_odd_and_healthy_runs_are_left_in_peace(make, seed):
+    diagnosis = trimtab.diagnose(build(make, seed=seed))
+    assert loud(diagnosis) == []
+    assert diagnosis.healthy
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "first", "where", "also"),
+    [
+        ("vanishing", "vanishing-gradient", None, hidden(8), {"signal-collapse"}),
+        (
+            "exploding",
+            "exploding-gradient",
+            None,
+            hidden(9),
+            {"learning-rate-too-high", "nonfinite-loss", "dead-units"},
+        ),
+        ("dead", "dead-units", "6", ("6", "7"), {"vanishing-gradient", "signal-collapse"}),
+    ],
+)
+def test_the_comparison_runs(kind, code, first, where, also):
+    """The runs on which other tools were compared: the right root at the right layer."""
+    diagnosis = trimtab.diagnose(build(eight_layers, kind))
+    root = diagnosis.roots[0]
+    assert (root.code, root.severity) == (code, "error")
+    assert set(root.where) <= set(where)
+    assert first is None or root.where[0] == first
+    assert {said for said, _ in loud(diagnosis)} <= {code, *also}
+
+
+def test_the_healthy_comparison_run():
+    diagnosis = trimtab.diagnose(build(eight_layers, "healthy"))
+    assert loud(diagnosis) == []
