@@ -72,7 +72,11 @@ class Shell:
         return self._real(command, env, **more) if real else self._forked(arguments, False, env)
 
     def plain(self, *arguments, real=False, env=None, **more):
-        return self._real([sys.executable, *map(str, arguments)], env, **more) if real else self._forked(arguments, True, env)
+        return (
+            self._real([sys.executable, *map(str, arguments)], env, **more)
+            if real
+            else self._forked(arguments, True, env)
+        )
 
     def both(self, *arguments, options=(), **more):
         """The same script with Python and under `trimtab run`."""

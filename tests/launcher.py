@@ -22,10 +22,6 @@ def serve():
     import torch
 
     import trimtab.cli.main
-    import trimtab.cli.setups
-    import trimtab.report.json
-    import trimtab.report.sarif
-    import trimtab.runner.run
 
     torch.set_num_threads(1)
     model = torch.nn.Linear(2, 1)  # what torch and trimtab import and compile when they are first used

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trimtab import propagation as propagation
     from trimtab._setup import Setup as Setup
-    from trimtab.diagnosis import check as check
-    from trimtab.diagnosis import diagnose as diagnose
+    from trimtab.diagnosis.check import check as check
+    from trimtab.diagnosis.diagnose import diagnose as diagnose
     from trimtab.errors import RecordError as RecordError
     from trimtab.errors import SetupError as SetupError
     from trimtab.errors import StepError as StepError
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from trimtab.report import Evidence as Evidence
     from trimtab.report import Finding as Finding
     from trimtab.report import Repair as Repair
-    from trimtab.runner import Watch as Watch
-    from trimtab.runner import watch as watch
+    from trimtab.runner.watch import Watch as Watch
+    from trimtab.runner.watch import watch as watch
 
 __version__ = "0.1.0"
 
@@ -49,7 +49,7 @@ _HOMES = {
 _ROOMS = frozenset({"propagation"})
 """Public packages."""
 
-__all__ = ["__version__", "propagation", *sorted(_HOMES)]  # noqa: PLE0604, F822
+__all__ = ["__version__", "propagation", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:

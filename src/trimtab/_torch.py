@@ -128,5 +128,5 @@ def stop_listening_to_backward(listener: BackwardListener) -> None:
         _listeners = tuple(other for other in _listeners if other is not listener)
         ours = getattr(torch.autograd.backward, "__wrapped__", None)
         if not _listeners and _original is not None and ours is _original:
-            torch.autograd.backward = _original
+            torch.autograd.backward = _original  # type: ignore[assignment]
             _original = None

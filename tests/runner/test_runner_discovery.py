@@ -56,7 +56,7 @@ def step(loss, *optimizers):
 
 
 def test_a_gan_of_two_modules(watched):
-    record, said = watched(
+    record, _said = watched(
         STEP,
         """
         generator, critic = mlp(3, 5, 4), mlp(4, 5, 1)
@@ -225,7 +225,7 @@ WRAPPERS = {
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrapped_models(watched, name):
-    record, said = watched(
+    record, _said = watched(
         STEP,
         """
         class Wrapper(nn.Module):
@@ -369,7 +369,7 @@ def test_two_optimizers_of_one_model(watched):
 
 
 def test_pretraining_then_tuning(watched):
-    record, said = watched(
+    record, _said = watched(
         STEP,
         """
         def fit(net, target):
@@ -395,7 +395,7 @@ def test_pretraining_then_tuning(watched):
 
 
 def test_a_new_model_for_every_fold(watched):
-    record, said = watched(
+    record, _said = watched(
         STEP,
         """
         for fold in range(3):

@@ -175,7 +175,18 @@ def test_fail_on(shell, net):
     assert shell.trimtab("run", "s.py").status == 0
     assert shell.trimtab("run", "--fail-on", "error", "s.py").status == 1
     assert shell.trimtab("run", "--fail-on", "error", "--stop-after", "30", "s.py").status == 1
-    assert shell.trimtab("run", "--fail-on", "warning", "--ignore", "vanishing-gradient", "--ignore", "saturated-units", "--ignore", "signal-collapse", "s.py").status in (0, 1)
+    assert shell.trimtab(
+        "run",
+        "--fail-on",
+        "warning",
+        "--ignore",
+        "vanishing-gradient",
+        "--ignore",
+        "saturated-units",
+        "--ignore",
+        "signal-collapse",
+        "s.py",
+    ).status in (0, 1)
     shell.write("s.py", SICK, "import sys; sys.exit(9)")
     assert shell.trimtab("run", "--fail-on", "error", "s.py").status == 9
     shell.write("s.py", SICK, "import sys; sys.exit(0)")
@@ -223,7 +234,9 @@ def test_every(shell, net):
     assert Record.open(shell.records[0]).steps.tolist() == [*range(11), 15, 20]
 
 
-@pytest.mark.parametrize("body", ["print(model(x).sum().item())", "with torch.no_grad():\n    print(model(x).sum().item())", "pass"])
+@pytest.mark.parametrize(
+    "body", ["print(model(x).sum().item())", "with torch.no_grad():\n    print(model(x).sum().item())", "pass"]
+)
 def test_a_script_that_never_trains_gets_a_note(shell, net, body):
     shell.write("s.py", net, body)
     plain, done = shell.both("s.py")
@@ -301,7 +314,11 @@ def test_a_trimtab_error_of_the_scripts_own_is_a_traceback(shell, net):
 
 
 def test_a_script_that_watches_itself(shell, net):
-    shell.write("s.py", net, "import trimtab\nwith trimtab.watch(model, optimizer) as w:\n    print(train(5))\nprint(w.record.step_count, w.record.steps.tolist())")
+    shell.write(
+        "s.py",
+        net,
+        "import trimtab\nwith trimtab.watch(model, optimizer) as w:\n    print(train(5))\nprint(w.record.step_count, w.record.steps.tolist())",
+    )
     plain, done = shell.both("s.py")
     assert plain.out.endswith("5 [0, 1, 2, 3, 4]\n")
     assert (done.out, done.status) == (plain.out, 0)

@@ -1,6 +1,5 @@
 """`trimtab run` is `python` with a report at the end: same standard output, same exit status, same errors."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -59,7 +58,9 @@ def test_a_real_process_behaves_the_same(shell, net):
     shell.write("s.py", net, "import sys\nprint(train(12), sys.argv)\nsys.exit(4)")
     plain, watched = shell.both("s.py", "--help", "--every", "3", "--", "-x", real=True)
     same(plain, watched)
-    assert watched.err.startswith("trimtab: watching model (Sequential, 58 parameters), steps 0-9, then ever fewer; record")
+    assert watched.err.startswith(
+        "trimtab: watching model (Sequential, 58 parameters), steps 0-9, then ever fewer; record"
+    )
     assert "nothing found" in watched.err
 
 
@@ -181,7 +182,11 @@ def test_a_script_that_cannot_run_fails_as_under_python(shell, text, kind):
 
 
 def test_ctrl_c_ends_like_pythons_and_leaves_a_record(shell, net):
-    shell.write("s.py", net, "import time\ntrain(30)\nprint('ready', flush=True)\nwhile True:\n    train(1)\n    time.sleep(0.01)")
+    shell.write(
+        "s.py",
+        net,
+        "import time\ntrain(30)\nprint('ready', flush=True)\nwhile True:\n    train(1)\n    time.sleep(0.01)",
+    )
     running = shell.start("-m", "trimtab", "run", "s.py")
     assert running.stdout.readline() == "ready\n"
     live = Record.open(shell.records[0])  # a second process reads while the first one writes
@@ -191,7 +196,7 @@ def test_ctrl_c_ends_like_pythons_and_leaves_a_record(shell, net):
     assert seen.status == 0
     assert "still running" in seen.out or "not finished" in seen.out or "steps" in seen.out
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=60)
+    _out, err = running.communicate(timeout=60)
     assert running.returncode == -signal.SIGINT
     assert "nothing found" in err
     assert err.rstrip().endswith("KeyboardInterrupt")
@@ -271,7 +276,9 @@ def test_the_script_sees_what_it_sees_under_python(shell, path):
 
 def test_a_script_finds_no_module_beside_trimtabs_own_start(shell):
     """Started as `python -m trimtab`, the working directory stands first on the path; a script does not see it."""
-    shell.write("sub/s.py", "import sys, os\nprint([p for p in sys.path if os.path.realpath(p) == os.getcwd()])\nimport top")
+    shell.write(
+        "sub/s.py", "import sys, os\nprint([p for p in sys.path if os.path.realpath(p) == os.getcwd()])\nimport top"
+    )
     shell.write("top.py", "print('found')")
     plain, watched = shell.plain("sub/s.py", real=True), shell.trimtab("run", "sub/s.py")
     same(plain, watched)
@@ -341,7 +348,10 @@ def test_modules_that_fail(shell, net):
         (["-m", "pack"], "no module named pack.__main__ that could be run with -m"),
         (["-m", "pack.nope"], "no module named pack.nope that could be run with -m"),
         (["-m", "pack.mod.nope"], "no module named pack.mod.nope"),
-        (["-m", "pack/mod.py"], "-m takes the name of a module, as in package.module, not pack/mod.py: leave -m out to run a file"),
+        (
+            ["-m", "pack/mod.py"],
+            "-m takes the name of a module, as in package.module, not pack/mod.py: leave -m out to run a file",
+        ),
         (["-m", "s.py"], "-m takes the name of a module, as in package.module, not s.py: leave -m out to run a file"),
         (["-m", ".mod"], "no module named .mod"),
         (["-m", "math"], "the module math has no Python code to run"),
@@ -428,7 +438,11 @@ def test_workers_and_pickles_of_main(shell, net):
 
 
 def test_a_forked_child_that_comes_to_the_end(shell, net):
-    shell.write("s.py", net, "import os, sys\ntrain()\nif os.fork():\n    os.wait()\n    print('parent')\nelse:\n    train()\n    print('child')\n    raise KeyError")
+    shell.write(
+        "s.py",
+        net,
+        "import os, sys\ntrain()\nif os.fork():\n    os.wait()\n    print('parent')\nelse:\n    train()\n    print('child')\n    raise KeyError",
+    )
     plain, watched = shell.both("s.py")
     same(plain, watched)
     assert watched.err.count("Steps ") == 1
@@ -476,7 +490,10 @@ def test_odd_scripts(shell, net, name):
 
 
 def test_argparse_help_and_errors(shell):
-    shell.write("s.py", "import argparse\np = argparse.ArgumentParser()\np.add_argument('--every', type=int)\nprint(p.parse_args())")
+    shell.write(
+        "s.py",
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--every', type=int)\nprint(p.parse_args())",
+    )
     for arguments in (["--help"], ["--every", "5"], ["--every", "x"], ["--fail-on", "error"]):
         plain, watched = shell.both("s.py", *arguments)
         same(plain, watched)
@@ -600,13 +617,21 @@ def test_two_runs_in_the_same_second_keep_apart(shell, net):
 
 def test_time_is_not_spent_on_waiting(shell, net):
     """An idle worker thread that never ends by itself does not hold the report back."""
-    shell.write("s.py", net, "from concurrent.futures import ThreadPoolExecutor\ne = ThreadPoolExecutor(2)\ne.submit(train).result()\ne.submit(int)")
+    shell.write(
+        "s.py",
+        net,
+        "from concurrent.futures import ThreadPoolExecutor\ne = ThreadPoolExecutor(2)\ne.submit(train).result()\ne.submit(int)",
+    )
     begin = time.monotonic()
     assert shell.trimtab("run", "s.py").status == 0
     assert time.monotonic() - begin < 20
 
 
 def test_environment_is_untouched(shell, net):
-    shell.write("s.py", net, "import os, signal\ntrain()\nprint(sorted(os.environ), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), os.getcwd())")
+    shell.write(
+        "s.py",
+        net,
+        "import os, signal\ntrain()\nprint(sorted(os.environ), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), os.getcwd())",
+    )
     plain, watched = shell.both("s.py")
     same(plain, watched)

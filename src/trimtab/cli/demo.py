@@ -57,7 +57,9 @@ def show(folder: Path) -> int:
     record = Record.open(folder / "before.db")
     diagnosis = diagnose(record)
     root = diagnosis.roots[0]
-    print(f"2. {repaired}: the same script with the repair that the diagnosis gives, above the optimizer.\n", flush=True)
+    print(
+        f"2. {repaired}: the same script with the repair that the diagnosis gives, above the optimizer.\n", flush=True
+    )
     repaired.write_text(with_repair(example(), root.repairs[0].code), encoding="utf-8")
     after = _accuracy(_run(repaired, folder / "after.db", quiet=True))
     figure = folder / "signal-and-gradient.png"

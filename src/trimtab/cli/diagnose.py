@@ -36,7 +36,9 @@ def diagnose(target: str, seed: int, **options: Any) -> Callable[[], int]:
                 found = diagnose_run(load_setup(target, seed), ignore=options["ignore"], progress=progress)
         elif target.endswith((".py", ".py:")):
             script = target.rstrip(":")
-            raise UsageError(f"{script} is neither a record nor a setup: `trimtab run {script}` watches a script, {script}:FACTORY is a setup")
+            raise UsageError(
+                f"{script} is neither a record nor a setup: `trimtab run {script}` watches a script, {script}:FACTORY is a setup"
+            )
         else:
             found = diagnose_run(Record.open(target), ignore=options["ignore"])
         return _report(found, options)

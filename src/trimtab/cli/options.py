@@ -37,7 +37,13 @@ def report_options(default_fail_on: str | None) -> Callable[[F], F]:
                 help=f"Exit with 1 at a finding of this severity or a graver one.{shown}",
             ),
             click.option("--output", metavar="FILE", help="Write the report to FILE; - is standard output."),
-            click.option("--format", "form", type=click.Choice(FORMATS), default="text", help="Form of the report. [default: text]"),
+            click.option(
+                "--format",
+                "form",
+                type=click.Choice(FORMATS),
+                default="text",
+                help="Form of the report. [default: text]",
+            ),
         ):
             command = option(command)
         return command

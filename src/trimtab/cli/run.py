@@ -17,7 +17,12 @@ from trimtab.cli.options import report_options
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as for `python -m`.")
 @click.option("--every", type=click.IntRange(min=1), metavar="N", help="Record every N-th step. [default: ever fewer]")
 @click.option("--stop-after", type=click.IntRange(min=1), metavar="N", help="End the run after N training steps.")
-@click.option("--store", type=click.Path(path_type=Path), metavar="FILE", help="File for the record. [default: .trimtab/NAME-TIME.db]")
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File for the record. [default: .trimtab/NAME-TIME.db]",
+)
 @click.option("--no-store", is_flag=True, help="Keep the record in memory only.")
 @report_options(None)
 @click.argument("script")

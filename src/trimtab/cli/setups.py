@@ -42,10 +42,14 @@ def load_setup(target: str, seed: int) -> Setup:
         names = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
         raise UsageError(f"{name} has no {factory_name}; its functions are {', '.join(names) or 'none'}")
     if not callable(factory):
-        raise UsageError(f"{factory_name} in {name} is a {type(factory).__name__}, not a function that returns a trimtab.Setup")
+        raise UsageError(
+            f"{factory_name} in {name} is a {type(factory).__name__}, not a function that returns a trimtab.Setup"
+        )
     setup = factory(seed) if _takes_seed(factory) else factory()
     if not isinstance(setup, Setup):
-        raise UsageError(f"{factory_name} in {name} must return a trimtab.Setup, but it returned a {type(setup).__name__}")
+        raise UsageError(
+            f"{factory_name} in {name} must return a trimtab.Setup, but it returned a {type(setup).__name__}"
+        )
     return setup
 
 

@@ -29,11 +29,15 @@ def initialization(layers: Sequence[Layer]) -> tuple[Repair, ...]:
     name = main_activation(layers)
     if name in ("sigmoid", "hard_sigmoid", "log_sigmoid"):
         draw = 'kaiming_normal_(module.weight, nonlinearity="relu")'
-        text = say("Replace the sigmoids by ReLU and draw the weights by He's rule (variance 2/fan_in): no scale of weights carries a signal through many sigmoids")
+        text = say(
+            "Replace the sigmoids by ReLU and draw the weights by He's rule (variance 2/fan_in): no scale of weights carries a signal through many sigmoids"
+        )
         return (Repair(text, LOOP.format(kinds=kinds, draw=draw)), _normalize())
     if name == "tanh":
         draw = 'xavier_normal_(module.weight, gain=torch.nn.init.calculate_gain("tanh"))'
-        text = say("Draw the weights with Xavier's rule and the tanh gain: pre-activations near 1, where tanh is not flat")
+        text = say(
+            "Draw the weights with Xavier's rule and the tanh gain: pre-activations near 1, where tanh is not flat"
+        )
         return (Repair(text, LOOP.format(kinds=kinds, draw=draw)), _normalize())
     if not name:
         draw = "orthogonal_(module.weight)"
@@ -45,4 +49,6 @@ def initialization(layers: Sequence[Layer]) -> tuple[Repair, ...]:
 
 
 def _normalize() -> Repair:
-    return Repair(say("Put a normalization layer in front of each activation, or skip connections around pairs of layers"))
+    return Repair(
+        say("Put a normalization layer in front of each activation, or skip connections around pairs of layers")
+    )

@@ -31,39 +31,50 @@ RANK = (
 
 EXPLAINS: dict[str, frozenset[str]] = {
     "nonfinite-data": frozenset(RANK[1:]),
-    "missing-zero-grad": frozenset(
-        {"learning-rate-too-high", "exploding-gradient", "nonfinite-loss", "dead-units", "saturated-units", "clipping-dominates"}
-    ),
-    "missing-from-optimizer": frozenset({"vanishing-gradient", "learning-rate-too-low", "signal-collapse", "saturated-units"}),
+    "missing-zero-grad": frozenset({
+        "learning-rate-too-high",
+        "exploding-gradient",
+        "nonfinite-loss",
+        "dead-units",
+        "saturated-units",
+        "clipping-dominates",
+    }),
+    "missing-from-optimizer": frozenset({
+        "vanishing-gradient",
+        "learning-rate-too-low",
+        "signal-collapse",
+        "saturated-units",
+    }),
     "frozen-parameters": frozenset({"learning-rate-too-low", "vanishing-gradient", "signal-collapse"}),
     "double-softmax": frozenset({"vanishing-gradient", "learning-rate-too-low", "saturated-units"}),
-    "unscaled-inputs": frozenset(
-        {
-            "exploding-gradient",
-            "dead-units",
-            "saturated-units",
-            "learning-rate-too-high",
-            "learning-rate-too-low",
-            "nonfinite-loss",
-            "signal-collapse",
-            "clipping-dominates",
-        }
-    ),
-    "unscaled-targets": frozenset(
-        {
-            "exploding-gradient",
-            "learning-rate-too-high",
-            "learning-rate-too-low",
-            "nonfinite-loss",
-            "dead-units",
-            "clipping-dominates",
-            "signal-collapse",
-        }
-    ),
+    "unscaled-inputs": frozenset({
+        "exploding-gradient",
+        "dead-units",
+        "saturated-units",
+        "learning-rate-too-high",
+        "learning-rate-too-low",
+        "nonfinite-loss",
+        "signal-collapse",
+        "clipping-dominates",
+    }),
+    "unscaled-targets": frozenset({
+        "exploding-gradient",
+        "learning-rate-too-high",
+        "learning-rate-too-low",
+        "nonfinite-loss",
+        "dead-units",
+        "clipping-dominates",
+        "signal-collapse",
+    }),
     "symmetric-init": frozenset({"signal-collapse", "vanishing-gradient", "dead-units", "learning-rate-too-low"}),
     "signal-collapse": frozenset({"dead-units", "vanishing-gradient", "frozen-parameters", "learning-rate-too-low"}),
     "dead-units": frozenset({"vanishing-gradient", "learning-rate-too-low"}),
-    "saturated-units": frozenset({"vanishing-gradient", "exploding-gradient", "learning-rate-too-low", "clipping-dominates"}),
+    "saturated-units": frozenset({
+        "vanishing-gradient",
+        "exploding-gradient",
+        "learning-rate-too-low",
+        "clipping-dominates",
+    }),
     "exploding-gradient": frozenset({"learning-rate-too-high", "nonfinite-loss", "clipping-dominates"}),
     "vanishing-gradient": frozenset({"learning-rate-too-low"}),
     "clipping-dominates": frozenset({"learning-rate-too-low"}),
@@ -107,7 +118,11 @@ def explain(found: Sequence[tuple[Finding, int]]) -> tuple[Finding, ...]:
 
 def _is_graver(cause: Finding, effect: Finding) -> bool:
     """Only a finding that weighs at least as much explains another; a note is explained by nothing."""
-    return cause.code != effect.code and effect.severity != "note" and SEVERITIES.index(cause.severity) <= SEVERITIES.index(effect.severity)
+    return (
+        cause.code != effect.code
+        and effect.severity != "note"
+        and SEVERITIES.index(cause.severity) <= SEVERITIES.index(effect.severity)
+    )
 
 
 def _explains(cause: str, cause_begins: int, effect: str, effect_begins: int) -> bool:
@@ -120,7 +135,9 @@ def _without_cycles(findings: list[Finding]) -> list[Finding]:
     """Two findings that explain each other: the one that ranks first keeps none of the other as its cause."""
     by_code = {f.code: set(f.causes) for f in findings}
     return [
-        replace(f, causes=tuple(c for c in f.causes if not (f.code in by_code.get(c, set()) and _rank(f.code) < _rank(c))))
+        replace(
+            f, causes=tuple(c for c in f.causes if not (f.code in by_code.get(c, set()) and _rank(f.code) < _rank(c)))
+        )
         for f in findings
     ]
 

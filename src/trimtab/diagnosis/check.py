@@ -103,7 +103,8 @@ def _plain(module: nn.Module) -> dict[str, Any]:
 
 
 def _generators() -> tuple[Any, ...]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.get_rng_state_all() if used else None
     return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
 
 

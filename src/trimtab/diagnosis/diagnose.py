@@ -50,7 +50,9 @@ def diagnose(
     if isinstance(run, Setup):
         run = _train(run, store, progress)
     if not isinstance(run, Record):
-        raise UsageError(f"diagnose takes a Setup, a Record or the path of one, but it was given a {type(run).__name__}")
+        raise UsageError(
+            f"diagnose takes a Setup, a Record or the path of one, but it was given a {type(run).__name__}"
+        )
     return diagnose_record(run, ignore)
 
 
@@ -87,7 +89,9 @@ def check_ignored(ignore: Sequence[str]) -> None:
     for entry in ignore:
         code = entry.partition("@")[0]
         if code not in known:
-            raise UsageError(f"ignore must name a code or CODE@WHERE, but there is no code {code!r}; `trimtab explain` lists them")
+            raise UsageError(
+                f"ignore must name a code or CODE@WHERE, but there is no code {code!r}; `trimtab explain` lists them"
+            )
 
 
 def _is_ignored(finding: Finding, ignore: Sequence[str]) -> bool:
@@ -116,12 +120,12 @@ def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int]
         raise
     finally:
         recorder.close(how)
+        target.close()
     return Record.of(target)
 
 
 def facts_of(record: Record, view: View) -> RunFacts:
     """The run in a few words and numbers."""
-    progress = view.progress
     active = view.active
     models = tuple(
         f"{record.models[i].get('label', '')} ({record.models[i]['class']}, {_size(record.models[i]):,} parameters)"
@@ -155,8 +159,12 @@ def _size(model: dict[str, Any]) -> int:
 def _optimizer(facts: dict[str, Any]) -> str:
     settings = facts["groups"][0]["settings"] if facts.get("groups") else {}
     shown = {"lr": "lr", "momentum": "momentum", "weight_decay": "weight decay", "eps": "eps"}
-    parts = [f"{word} {settings[key]:g}" for key, word in shown.items() if isinstance(settings.get(key), (int, float)) and settings[key]]
-    return ", ".join([facts["class"], *(p for p in parts if not (p == "eps 1e-08"))])
+    parts = [
+        f"{word} {settings[key]:g}"
+        for key, word in shown.items()
+        if isinstance(settings.get(key), (int, float)) and settings[key]
+    ]
+    return ", ".join([facts["class"], *(p for p in parts if p != "eps 1e-08")])
 
 
 def _unseen(record: Record, view: View) -> tuple[str, ...]:
@@ -167,7 +175,11 @@ def _unseen(record: Record, view: View) -> tuple[str, ...]:
         if not ran:
             continue
         facts = record.models[model]["modules"]
-        silent = [view.name(model, name) for name, module in facts.items() if module["parameters"] and name not in ran and module["leaf"]]
+        silent = [
+            view.name(model, name)
+            for name, module in facts.items()
+            if module["parameters"] and name not in ran and module["leaf"]
+        ]
         if silent:
             shown = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")
             notes.append(f"{shown}: never called as a module, so only its parameters were seen")

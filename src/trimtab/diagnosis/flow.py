@@ -8,7 +8,6 @@ Jacobians, Hanin & Nica 2018, arXiv:1812.05994), so that the whole chain scatter
 import math
 from dataclasses import dataclass
 
-
 from trimtab.diagnosis.layers import Layer
 from trimtab.propagation import PropagationError, activation, mean_derivative_squared
 

@@ -223,14 +223,10 @@ def _walk_back(name: str, links: dict[str, Any], modules: dict[str, Any], weight
         link = links.get(current)
         if link is None or hops > MAX_HOPS:
             continue
-        for operation in link["operations"]:
-            if operation in OPERATIONS:
-                activations.append(OPERATIONS[operation])
-                activation_modules.append("")
-            elif operation in NORM_OPERATIONS:
-                norms.append("")
-            elif operation in ("Add", "Cat", "Mul", "Stack"):
-                joins = joins or len(link["sources"]) > 1
+        functions = [OPERATIONS[name] for name in link["operations"] if name in OPERATIONS]
+        activations += functions
+        activation_modules += [""] * len(functions)
+        norms += ["" for name in link["operations"] if name in NORM_OPERATIONS]
         joins = joins or len(link["sources"]) > 1
         for source in link["sources"]:
             if source in weighted:

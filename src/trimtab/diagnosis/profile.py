@@ -27,7 +27,9 @@ def profile(record: Record, title: str) -> Profile:
         The profile of the first model's layers.
     """
     view = View(record)
-    layers = [layer for layer in view.layers if layer.model == view.active[0] and len(layer.output) and len(layer.gradient)]
+    layers = [
+        layer for layer in view.layers if layer.model == view.active[0] and len(layer.output) and len(layer.gradient)
+    ]
     signal, signal_band = _signal(view, layers)
     gradient, gradient_band = _gradient(layers)
     return Profile(
@@ -50,7 +52,12 @@ def _signal(view: View, layers: list[Layer]) -> tuple[list[float], list[float]]:
     band = []
     for i, layer in enumerate(layers):
         previous = layers[i - 1] if i else None
-        plain = previous is not None and layer.before.sources == (previous.name,) and not layer.before.norms and not layer.before.joins
+        plain = (
+            previous is not None
+            and layer.before.sources == (previous.name,)
+            and not layer.before.norms
+            and not layer.before.joins
+        )
         if plain and previous is not None:
             before = _after_activations(predicted[-1], layer)
         else:
@@ -94,7 +101,9 @@ def _gradient(layers: list[Layer]) -> tuple[list[float], list[float]]:
     band = [1.0] * len(layers)
     for i in range(len(layers) - 2, -1, -1):
         source, layer = layers[i], layers[i + 1]
-        gain = predicted_gain(source, layer) if layer.before.sources == (source.name,) and not layer.before.joins else None
+        gain = (
+            predicted_gain(source, layer) if layer.before.sources == (source.name,) and not layer.before.joins else None
+        )
         if gain is not None:
             predicted[i] = predicted[i + 1] * gain
             variance += SCATTER / max(source.shape[0], 1)

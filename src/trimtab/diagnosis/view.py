@@ -12,7 +12,19 @@ from trimtab.diagnosis.progress import Progress, progress
 from trimtab.recording import Kind, Record, Series, Site, Units
 from trimtab.report import Location
 
-ADAPTIVE = {"Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "SparseAdam", "Rprop"}
+ADAPTIVE = {
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Adagrad",
+    "Adadelta",
+    "Adafactor",
+    "SparseAdam",
+    "Rprop",
+}
 """Optimizers whose step does not grow with the gradient."""
 
 LEARNED = 0.5
@@ -45,7 +57,11 @@ class View:
         if self.classes:
             return math.log(self.classes)
         target = self.loss.get("target", {})
-        if self.loss.get("kind") == "MseLoss" and target.get("std") and self.loss.get("operations", [""])[0] == "MseLoss":
+        if (
+            self.loss.get("kind") == "MseLoss"
+            and target.get("std")
+            and self.loss.get("operations", [""])[0] == "MseLoss"
+        ):
             return float(target["std"]) ** 2
         return math.inf
 
@@ -155,7 +171,8 @@ def relative_updates(layer: Layer) -> np.ndarray:
     steps, in_values, in_updates = np.intersect1d(layer.values.steps, layer.updates.steps, return_indices=True)
     del steps
     with np.errstate(divide="ignore", invalid="ignore"):
-        return layer.updates.norm[in_updates] / layer.values.norm[in_values]
+        relative: np.ndarray = layer.updates.norm[in_updates] / layer.values.norm[in_values]
+    return relative
 
 
 def geometric_mean(values: np.ndarray) -> float:

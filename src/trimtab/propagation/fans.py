@@ -30,7 +30,7 @@ def fans(
 
     Raises:
         PropagationError: If the shape, stride and groups cannot belong to one layer.
-    """  # noqa: DOC502
+    """
     kernel = tuple(weight_shape[2:])
     strides = _per_dimension("stride", stride, len(kernel))
     first, second = _channels(weight_shape, groups)

@@ -36,7 +36,7 @@ def expectation(f: Callable[[Array], Any], q: Q, mean: float = 0.0, kinks: Seque
 
     Raises:
         PropagationError: If q is negative, nan or infinite, or the mean is not finite.
-    """  # noqa: DOC502
+    """
     require_not_negative("the variance q", q)
     require_finite("the mean", mean)
     variances = np.asarray(q, dtype=np.float64)

@@ -107,7 +107,9 @@ def loss_facts(loss: Tensor, origins: Mapping[int, str]) -> dict[str, Any]:
 
 
 def _nodes(start: Any) -> list[Any]:
-    queue, found, visited = deque([start]), [], set()
+    queue: deque[Any] = deque([start])
+    found: list[Any] = []
+    visited: set[int] = set()
     while queue and len(found) < MAX_NODES:
         node = queue.popleft()
         number = sequence_number(node)

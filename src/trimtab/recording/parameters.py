@@ -12,7 +12,7 @@ from trimtab.recording.record import Kind
 from trimtab.recording.sites import SiteTable
 from trimtab.recording.watched import WatchedModel
 from trimtab.recording.window import Deposit, Window
-from trimtab.stats import Tape, sample_blocks
+from trimtab.stats import Tape, is_sampled, sample_blocks
 
 KINDS: tuple[Kind, ...] = ("parameter", "raw-gradient", "parameter-gradient", "update")
 
@@ -136,7 +136,7 @@ class ParameterReader:
         if readable(parameter):
             window.parameters[sites[0]] = self._tape.measure(parameter)
             if not window.closure or id(parameter) not in self._before:  # a closure's later runs see it under way
-                self._before[id(parameter)] = sample_blocks(parameter.detach()).clone()
+                self._before[id(parameter)] = _looked_at(parameter).clone()
 
     def after_step(self, optimizer: Optimizer, window: Window) -> None:
         """The parameters have been updated."""
@@ -144,7 +144,7 @@ class ParameterReader:
             for parameter in group["params"]:
                 before = self._before.pop(id(parameter), None)
                 if before is not None:
-                    row = self._tape.measure_difference(sample_blocks(parameter.detach()), before)
+                    row = self._tape.measure_difference(_looked_at(parameter), before)
                     window.parameters[self._sites[id(parameter)][3]] = row
 
     def distinct(self) -> dict[str, list[int]]:
@@ -155,3 +155,9 @@ class ParameterReader:
                 if parameter.ndim > 1 and readable(parameter):
                     found[f"{watched.index}:{name}"] = [distinct_units(parameter), parameter.shape[0]]
         return found
+
+
+def _looked_at(parameter: Tensor) -> Tensor:
+    """What the update of a parameter is measured on: all of it, or blocks of a large one."""
+    values = parameter.detach()
+    return sample_blocks(values) if is_sampled(values) else values

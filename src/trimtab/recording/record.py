@@ -94,17 +94,20 @@ class Series:
     @property
     def second_moment(self) -> np.ndarray:
         """Mean square of the finite values."""
-        return self.mean**2 + self.std**2
+        moment: np.ndarray = self.mean**2 + self.std**2
+        return moment
 
     @property
     def rms(self) -> np.ndarray:
         """Root of the mean square."""
-        return np.sqrt(self.second_moment)
+        root: np.ndarray = np.sqrt(self.second_moment)
+        return root
 
     @property
     def norm(self) -> np.ndarray:
         """Euclidean norm."""
-        return np.sqrt(self.second_moment * self.count)
+        norm: np.ndarray = np.sqrt(self.second_moment * self.count)
+        return norm
 
     @property
     def abs_max(self) -> np.ndarray:
@@ -114,7 +117,8 @@ class Series:
     @property
     def zero_share(self) -> np.ndarray:
         """Share of exact zeros."""
-        return self.rows[:, 5] / np.maximum(self.count, 1)
+        share: np.ndarray = self.rows[:, 5] / np.maximum(self.count, 1)
+        return share
 
     @property
     def nonfinite(self) -> np.ndarray:

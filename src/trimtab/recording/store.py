@@ -73,11 +73,11 @@ class Store:
             if self.path is not None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             self.connection = sqlite3.connect(self.path or MEMORY, isolation_level=None, check_same_thread=False)
-            self.connection.execute("PRAGMA journal_mode = WAL")
             self.connection.execute("PRAGMA synchronous = OFF")  # a killed process loses nothing; only a power cut may
             self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self.connection.execute(f"PRAGMA user_version = {FORMAT}")
             self.connection.executescript(SCHEMA)
+            self.connection.execute("PRAGMA journal_mode = WAL")  # last: what the file is stands in the file itself
         except (OSError, sqlite3.Error) as error:
             raise RecordError(
                 f"cannot write the record to {self.path}: {error}; choose another place with store="
@@ -157,6 +157,6 @@ class Store:
 
     def close(self) -> None:
         """Close the file; a record in memory stays readable as long as its connection is held."""
-        if self.path is not None:
+        if self.path is not None and os.getpid() == self._pid:
             with self._lock:
                 self.connection.close()

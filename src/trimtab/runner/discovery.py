@@ -193,6 +193,12 @@ def local_variables(frame: FrameType) -> list[tuple[str, object]]:
     Before Python 3.13 a look at `f_locals` leaves a copy in a function's frame, which would keep the first batch and all that
     hangs on it alive until the function returns: it is emptied again. The same copy is what `locals()` hands out, so that a
     function which asks for it is left alone.
+
+    Args:
+        frame: A frame on the stack.
+
+    Returns:
+        Names and values.
     """
     held = frame.f_locals if _is_open(frame) else {}
     found = list(held.items())
@@ -250,6 +256,13 @@ def variable(value: object, frame: FrameType | None) -> str:
     """The name of a variable of the user's that holds `value`, "" when there is none.
 
     Of several the outermost: a function that trains whatever it is given calls it `model`, its callers know better.
+
+    Args:
+        value: What is looked for.
+        frame: Where to start.
+
+    Returns:
+        The name.
     """
     found = ""
     for user in user_frames(frame):

@@ -152,7 +152,9 @@ class ScriptRun:
             return output
         path = (self.folder / output).absolute()
         if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UsageError(f"cannot write the report to {output}: {'a folder' if path.is_dir() else 'no such place, or not writable'}")
+            raise UsageError(
+                f"cannot write the report to {output}: {'a folder' if path.is_dir() else 'no such place, or not writable'}"
+            )
         return str(path)
 
     def _enough(self) -> str:
@@ -175,6 +177,7 @@ class ScriptRun:
         recorder = discovery.recorder
         discovery.close()
         recorder.close(how)
+        recorder.store.close()  # all of it is in one file now
         diagnosis = self._report(recorder, output)
         fail_on = self.options.fail_on
         return 1 if fail_on and diagnosis is not None and diagnosis.at_least(fail_on) else 0
@@ -232,7 +235,7 @@ class ScriptRun:
 
 
 def _nowhere() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (as long as the process lives)
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 def _in_words(error: BaseException) -> str:

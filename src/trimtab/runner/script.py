@@ -17,7 +17,9 @@ import trimtab
 from trimtab.errors import UsageError
 
 PACKAGE = str(Path(trimtab.__file__).parent) + os.sep
-LAUNCHERS = tuple(PACKAGE + place for place in (f"cli{os.sep}", "__main__.py", f"runner{os.sep}run.py", f"runner{os.sep}script.py"))
+LAUNCHERS = tuple(
+    PACKAGE + place for place in (f"cli{os.sep}", "__main__.py", f"runner{os.sep}run.py", f"runner{os.sep}script.py")
+)
 """Files whose frames, and all before them, only brought the user's code to run."""
 
 IMPORTING = ("<frozen importlib", importlib.util.__file__)
@@ -89,7 +91,9 @@ class Script:
     def _module(self) -> tuple[CodeType, dict[str, Any], str]:
         name = self.target
         if name.endswith(".py") or os.sep in name:
-            raise UsageError(f"-m takes the name of a module, as in package.module, not {name}: leave -m out to run a file")
+            raise UsageError(
+                f"-m takes the name of a module, as in package.module, not {name}: leave -m out to run a file"
+            )
         if name.startswith("."):
             raise UsageError(f"no module named {name}: -m takes a full name, as in package.module")
         sys.argv = ["-m", *self.arguments]  # as Python has it while the packages around the module are imported

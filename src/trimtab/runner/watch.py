@@ -71,6 +71,7 @@ class Watch:
         """Take every hook away and finish the record."""
         self._ended = True
         self._recorder.close(how)
+        self._store.close()
 
     def log(self, **values: float | Tensor) -> None:
         """Keep numbers of your own with the open step: `watch.log(loss=loss, accuracy=accuracy)`.
@@ -83,7 +84,11 @@ class Watch:
         """
         for name, value in values.items():
             if not isinstance(value, (Real, Tensor)) or (isinstance(value, Tensor) and value.numel() != 1):
-                kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                kind = (
+                    f"a tensor of shape {tuple(value.shape)}"
+                    if isinstance(value, Tensor)
+                    else f"a {type(value).__name__}"
+                )
                 raise TypeError(f"{name} must be a number or a tensor of one element, not {kind}")
         for name, value in values.items():
             self._recorder.log(name, value)
@@ -112,7 +117,9 @@ def _several(given: T | Iterable[T], kind: type[T], argument: str) -> list[T]:
         if not isinstance(item, kind):
             raise TypeError(f"{argument} must be a torch {kind.__name__} or several of them, not {type(item).__name__}")
     if not items:
-        raise TypeError(f"{argument} must be a torch {kind.__name__} or several of them, not an empty {type(given).__name__}")
+        raise TypeError(
+            f"{argument} must be a torch {kind.__name__} or several of them, not an empty {type(given).__name__}"
+        )
     return items
 
 

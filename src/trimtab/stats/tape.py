@@ -23,7 +23,7 @@ from trimtab.stats._layout import (
     is_dense,
     storage_order,
 )
-from trimtab.stats._torch_kernel import cpu_row
+from trimtab.stats._torch_kernel import cpu_row, small_rows
 
 # Rows live in chunks that never move, because kernels write to them by address.
 _CHUNK_BITS = 9
@@ -32,6 +32,8 @@ _ROW_BYTES = len(FIELDS) * 8
 # Subclasses may answer for memory that is not theirs; they take the careful way.
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _MEASURED = frozenset((torch.float32, torch.float64, torch.bfloat16))
+# Without numba the calls on a tensor this small cost more than a copy that waits for its neighbours.
+_WAITS = 1024
 
 
 class Tape:
@@ -60,6 +62,7 @@ class Tape:
         self._draw = self._counter.__next__
         self._sampled: set[int] = set()
         self._pending: dict[torch.device, list[tuple[int, int, Tensor]]] = {}
+        self._small: list[tuple[int, Tensor]] = []
 
     def measure(self, tensor: Tensor) -> int:
         """Take all seven statistics of a tensor.
@@ -144,6 +147,10 @@ class Tape:
             for (index, _, _), row in zip(pending, rows_from_raw(raw, sizes), strict=True):
                 self._write(index, row)
         self._pending = {}
+        if self._small:
+            for (index, _), row in zip(self._small, small_rows([values for _, values in self._small]), strict=True):
+                self._write(index, row)
+            self._small = []
         used = self._chunks[: (size + _CHUNK - 1) >> _CHUNK_BITS]
         return np.concatenate(used)[:size] if used else np.empty((0, len(FIELDS)))
 
@@ -168,6 +175,8 @@ class Tape:
             self._pending.setdefault(values.device, []).append((index, n, device_raw(values)))
         elif kernel is not None:
             kernel(values.data_ptr(), n, block_step(values) or BLOCK, self._address(index))
+        elif 0 < n <= _WAITS:
+            self._small.append((index, values.clone().view(-1)))
         else:
             row, sampled = cpu_row(values)
             self._write(index, row)

@@ -1,9 +1,16 @@
 """Statistics per channel: dead, constant and saturated units, and how much of each depends on the sample."""
 
+import math
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from trimtab.stats._backend import compiled_kernel
 from trimtab.stats._chan import FIELDS
+from trimtab.stats._layout import BLOCK
+from trimtab.stats._torch_kernel import HUGE, TINY
 
 UNIT_FIELDS = ("units", "silent", "constant", "signal", "edge", "stuck")
 
@@ -21,7 +28,7 @@ def channel_rows(tensor: Tensor, axis: int) -> Tensor:
     Returns:
         Float64 of shape (channels, 7) in the order of `FIELDS`.
     """
-    return _rows(_by_channel(tensor, axis))
+    return _float64_rows(_by_channel(tensor, axis))
 
 
 def unit_summary(tensor: Tensor, axis: int, low: float | None = None, high: float | None = None) -> Tensor:
@@ -41,7 +48,7 @@ def unit_summary(tensor: Tensor, axis: int, low: float | None = None, high: floa
     """
     x = _by_channel(tensor, axis)
     units = x.shape[0]
-    count, mean, m2, _, top, _, nonfinite = _rows(x).unbind(1)
+    count, mean, m2, _, top, _, nonfinite = _quick_rows(x).unbind(1)
     variance = m2 / count.clamp(min=1)
     bound = _rounding_variance(count, mean, variance, _real_dtype(tensor))
     whole = (nonfinite == 0) & (count > 0)
@@ -82,7 +89,48 @@ def _real_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.abs().dtype if tensor.is_complex() else tensor.dtype
 
 
-def _rows(x: Tensor) -> Tensor:
+def _quick_rows(x: Tensor) -> Tensor:
+    """Returns the moment rows of channels: the fast ways where they are right, two passes in float64 elsewhere."""
+    if type(x) is Tensor and x.is_cpu and x.numel() and not x.is_neg():
+        kernel = compiled_kernel()
+        measure = None if kernel is None else getattr(kernel, str(x.dtype).removeprefix("torch."), None)
+        if measure is not None:
+            return _compiled_rows(measure, x.contiguous())
+        if x.dtype == torch.float32 and _moderate(x):
+            return _float32_rows(x)
+    return _float64_rows(x)
+
+
+def _compiled_rows(measure: Callable[[int, int, int, int], None], x: Tensor) -> Tensor:
+    units, n = x.shape
+    rows = np.empty((units, len(FIELDS)))
+    address, out = x.data_ptr(), rows.ctypes.data
+    for unit in range(units):
+        measure(address + unit * n * x.itemsize, n, BLOCK, out + unit * rows.strides[0])
+    return torch.from_numpy(rows)
+
+
+def _moderate(x: Tensor) -> bool:
+    """Whether all values are finite, and their squares and residuals stay in float32's normal range."""
+    low, high = (bound.item() for bound in torch.aminmax(x))
+    top = max(-low, high)
+    return math.isfinite(low + high) and (top == 0 or TINY <= top <= HUGE)
+
+
+def _float32_rows(x: Tensor) -> Tensor:
+    n = x.shape[1]
+    centre = x.sum(1) / n
+    delta = x - centre[:, None]
+    rest = delta.sum(1).double()  # corrects both moments for the rounding of the centre
+    m2 = (torch.linalg.vector_norm(delta, dim=1).double().square() - rest.square() / n).clamp(min=0)
+    magnitude = torch.abs(x, out=delta)
+    zeros = torch.from_numpy(n - np.count_nonzero(x.numpy(), axis=1))
+    rows = (centre.double() + rest / n, m2, magnitude.sum(1) / n, magnitude.amax(1), zeros)
+    count = torch.full_like(m2, n)
+    return torch.stack([count, *(row.double() for row in rows), torch.zeros_like(m2)], dim=1)
+
+
+def _float64_rows(x: Tensor) -> Tensor:
     values = x.double()
     finite = values.isfinite()
     values = torch.where(finite, values, 0.0)

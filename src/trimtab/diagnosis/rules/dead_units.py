@@ -71,7 +71,11 @@ def _begins(units: list[Units], share: float) -> int:
 
 
 def _finding(
-    view: View, origin: tuple[int, str, str, list[Units]], entries: list[tuple[int, str, str, list[Units]]], *, error: bool
+    view: View,
+    origin: tuple[int, str, str, list[Units]],
+    entries: list[tuple[int, str, str, list[Units]]],
+    *,
+    error: bool,
 ) -> Found:
     model, activation, layer, units = origin
     last = units[-1]
@@ -82,12 +86,28 @@ def _finding(
     begins = _begins(units, ALL if error else MANY)
     place = view.name(model, layer or activation)
     evidence = [
-        Evidence(say("units of {place} that are off on every sample", place=place), last.silent / last.units, 0.0, MANY, "", last.step),
+        Evidence(
+            say("units of {place} that are off on every sample", place=place),
+            last.silent / last.units,
+            0.0,
+            MANY,
+            "",
+            last.step,
+        ),
         Evidence(say("the same at the first look"), units[0].silent / units[0].units, 0.0, MANY, "", units[0].step),
     ]
     before = view.series(model, layer, "output") if layer else None
     if before is not None:
-        evidence.append(Evidence(say("mean of what the rectifier is given"), float(before.mean[0]), 0.0, float(before.std[0]), "", int(before.steps[0])))
+        evidence.append(
+            Evidence(
+                say("mean of what the rectifier is given"),
+                float(before.mean[0]),
+                0.0,
+                float(before.std[0]),
+                "",
+                int(before.steps[0]),
+            )
+        )
     when = say("from the first step on") if begins == 0 else say("from step {step} on", step=begins)
     return Found(
         Finding(
@@ -118,7 +138,10 @@ def _repairs(view: View, model: int, layer: str, begins: int) -> tuple[Repair, .
         )
     path = f"model.get_submodule({view.name(model, layer)!r})" if layer else "layer"
     return (
-        Repair(say("Start the biases of {layer} at zero", layer=view.name(model, layer) if layer else say("the layer")), f"torch.nn.init.zeros_({path}.bias)"),
+        Repair(
+            say("Start the biases of {layer} at zero", layer=view.name(model, layer) if layer else say("the layer")),
+            f"torch.nn.init.zeros_({path}.bias)",
+        ),
         Repair(say("Replace the ReLU by one that lets a little through"), "torch.nn.LeakyReLU(0.01)"),
     )
 
@@ -132,7 +155,11 @@ def _rectified(view: View) -> Iterator[tuple[int, str, str, list[Units]]]:
             if CLASSES.get(view.class_of(model, name)) in RECTIFIERS:
                 source = next(iter(link["sources"]), "")
                 activation = name
-            elif link["operations"] and OPERATIONS.get(link["operations"][0]) in RECTIFIERS and view.units(model, name, "input"):
+            elif (
+                link["operations"]
+                and OPERATIONS.get(link["operations"][0]) in RECTIFIERS
+                and view.units(model, name, "input")
+            ):
                 kind, source, activation = "input", next(iter(link["sources"]), ""), ""
             else:
                 continue

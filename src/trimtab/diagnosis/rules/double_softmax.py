@@ -36,7 +36,10 @@ def find(view: View) -> Iterator[Found]:
             evidence=tuple(evidence),
             repairs=(
                 Repair(
-                    say("Give the loss the raw scores: drop the model's last {what}, apply it only where probabilities are read", what=what),
+                    say(
+                        "Give the loss the raw scores: drop the model's last {what}, apply it only where probabilities are read",
+                        what=what,
+                    ),
                     "loss = F.cross_entropy(scores, target)          # scores straight from the last linear layer\n"
                     "probabilities = scores.softmax(-1)              # for reading only",
                 ),

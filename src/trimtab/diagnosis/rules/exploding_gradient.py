@@ -40,20 +40,41 @@ def _first_jump(flow: Flow) -> float:
 
 
 def _finding(view: View, flow: Flow, jump: float, severity: Severity) -> Finding:
-    strong = [gain for gain in flow.gains if gain.measured > 0 and math.log(gain.measured) > 3 * math.sqrt(5 / max(gain.source.shape[0], 1))]
+    strong = [
+        gain
+        for gain in flow.gains
+        if gain.measured > 0 and math.log(gain.measured) > 3 * math.sqrt(5 / max(gain.source.shape[0], 1))
+    ]
     first, last = flow.layers[0], flow.layers[-1]
     names = {gain.source.name for gain in strong} | {gain.layer.name for gain in strong}
     joined = any(layer.before.joins for layer in flow.layers)
     layers = [layer for layer in flow.layers if layer.name in names and not joined] or list(flow.layers[:-1])
     ratio = 10 ** min(flow.log_total, 300.0)
-    per_layer = math.exp(float(np.mean([math.log(g.measured) for g in strong]))) if strong else 10 ** (flow.log_total / max(len(flow.layers) - 1, 1))
+    per_layer = (
+        math.exp(float(np.mean([math.log(g.measured) for g in strong])))
+        if strong
+        else 10 ** (flow.log_total / max(len(flow.layers) - 1, 1))
+    )
     predicted = [g.predicted for g in strong if g.predicted]
     evidence = [Evidence(say("squared gradient, per layer"), per_layer, 1.0, None, "x", 0)]
     if predicted:
-        evidence.append(Evidence(say("the same from the weights as drawn"), math.exp(float(np.mean(np.log(predicted)))), 1.0, None, "x", 0))
+        evidence.append(
+            Evidence(
+                say("the same from the weights as drawn"),
+                math.exp(float(np.mean(np.log(predicted)))),
+                1.0,
+                None,
+                "x",
+                0,
+            )
+        )
     evidence += [
         Evidence(
-            say("squared gradient at {first} over that at {last}", first=view.name(first.model, first.name), last=view.name(last.model, last.name)),
+            say(
+                "squared gradient at {first} over that at {last}",
+                first=view.name(first.model, first.name),
+                last=view.name(last.model, last.name),
+            ),
             ratio,
             1.0,
             10**flow.tolerance,
@@ -88,7 +109,9 @@ def _repairs(view: View, flow: Flow) -> tuple[Repair, ...]:
     if joined:
         return (
             Repair(
-                say("Scale each residual branch by 1/sqrt(number of blocks), or start it at zero: each block then adds a share, it does not double"),
+                say(
+                    "Scale each residual branch by 1/sqrt(number of blocks), or start it at zero: each block then adds a share, it does not double"
+                ),
                 "x = x + branch(x) / math.sqrt(blocks)",
             ),
             *initialization(list(flow.layers))[:1],

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from trimtab._messages import say
-from trimtab.diagnosis.fresh import looks_fresh
 from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.fresh import looks_fresh
 from trimtab.diagnosis.names import owners
 from trimtab.diagnosis.view import View
 from trimtab.report import Evidence, Finding, Repair, Severity

@@ -51,7 +51,12 @@ def find(view: View) -> Iterator[Found]:
         Evidence(say("largest update over its weight, a step"), large, 1e-3, LARGE),
     ]
     what = (
-        say("The loss went from {first:.3g} to {largest:.3g} within {steps} steps", first=first, largest=largest, steps=begins + 1)
+        say(
+            "The loss went from {first:.3g} to {largest:.3g} within {steps} steps",
+            first=first,
+            largest=largest,
+            steps=begins + 1,
+        )
         if diverged
         else say("The loss does not settle")
         if died is None
@@ -65,7 +70,9 @@ def find(view: View) -> Iterator[Found]:
             severity="error",
             where=("optimizer",),
             summary=say(
-                "{what}: one step changes a weight by up to {large:.2g} of its size, more than the loss surface allows.", what=what, large=large
+                "{what}: one step changes a weight by up to {large:.2g} of its size, more than the loss surface allows.",
+                what=what,
+                large=large,
             ),
             evidence=tuple(e for e in evidence if e is not None),
             repairs=(

@@ -31,7 +31,12 @@ SPENT = 0.3
 def find(view: View) -> Iterator[Found]:
     """Too short a path for the run, or a schedule that ended it early."""
     progress = view.progress
-    if progress.steps < 20 or progress.nonfinite is not None or progress.rose or progress.worst > 10 * abs(progress.first):
+    if (
+        progress.steps < 20
+        or progress.nonfinite is not None
+        or progress.rose
+        or progress.worst > 10 * abs(progress.first)
+    ):
         return
     found = _scheduled(view)
     if found is None:
@@ -65,7 +70,12 @@ def _scheduled(view: View) -> Found | None:
                 left=1 - max(view.progress.gained, 0.0),
             ),
             evidence=(
-                Evidence(say("share of the steps with a rate under a thousandth of its largest"), float(over.mean()), 0.0, SPENT),
+                Evidence(
+                    say("share of the steps with a rate under a thousandth of its largest"),
+                    float(over.mean()),
+                    0.0,
+                    SPENT,
+                ),
                 Evidence(say("learning rate at the end"), float(rates[-1]), float(rates.max())),
             ),
             repairs=(
@@ -110,7 +120,10 @@ def _short(view: View) -> Found | None:
             ),
             repairs=(
                 Repair(
-                    say("Raise the learning rate, tenfold at a time, until the loss falls at once; here about {factor:g} times", factor=factor),
+                    say(
+                        "Raise the learning rate, tenfold at a time, until the loss falls at once; here about {factor:g} times",
+                        factor=factor,
+                    ),
                     f"lr = {rate * factor:.3g}",
                 ),
             ),

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from trimtab._messages import say
-from trimtab.diagnosis.fresh import looks_fresh
 from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.fresh import looks_fresh
 from trimtab.diagnosis.names import owners
 from trimtab.diagnosis.view import View
 from trimtab.report import Evidence, Finding, Repair, Severity
@@ -16,6 +16,9 @@ def find(view: View) -> Iterator[Found]:
 
     Parameters that `model.parameters()` does not know (modules in a plain list), or that still look like a fresh draw, were meant
     to be trained. A registered, trained one may be left out on purpose, as when only a head is tuned: that is a note.
+
+    Yields:
+        At most one finding.
     """
     left_out: list[tuple[int, str, dict[str, Any]]] = []
     total = 0
@@ -40,7 +43,9 @@ def find(view: View) -> Iterator[Found]:
             share=share,
         )
         repair = Repair(
-            say("Keep the modules in nn.ModuleList (or nn.ModuleDict), so that parameters(), to() and state_dict() know them"),
+            say(
+                "Keep the modules in nn.ModuleList (or nn.ModuleDict), so that parameters(), to() and state_dict() know them"
+            ),
             "self.layers = torch.nn.ModuleList([nn.Linear(64, 64) for _ in range(6)])",
         )
     else:
@@ -50,7 +55,9 @@ def find(view: View) -> Iterator[Found]:
             share=share,
         )
         repair = Repair(
-            say("Give the optimizer all parameters, or freeze these with requires_grad_(False) if they are meant to stay"),
+            say(
+                "Give the optimizer all parameters, or freeze these with requires_grad_(False) if they are meant to stay"
+            ),
             "optimizer = torch.optim.SGD(model.parameters(), lr=lr)",
         )
     yield Found(

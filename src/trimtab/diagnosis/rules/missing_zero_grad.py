@@ -32,7 +32,9 @@ def find(view: View) -> Iterator[Found]:
                 seen=len(seen),
                 all=len(after_first),
             ),
-            evidence=(Evidence(say("steps whose gradients were not cleared"), len(seen) / len(after_first), 0.0, None, ""),),
+            evidence=(
+                Evidence(say("steps whose gradients were not cleared"), len(seen) / len(after_first), 0.0, None, ""),
+            ),
             repairs=(
                 Repair(
                     say("Clear the gradients in every step"),

@@ -33,7 +33,12 @@ def find(view: View) -> Iterator[Found]:
                     name=site.name,
                 ),
                 evidence=(
-                    Evidence(say("NaN or infinite values in {name}", name=site.name), float(series.nonfinite[first]), 0.0, step=step),
+                    Evidence(
+                        say("NaN or infinite values in {name}", name=site.name),
+                        float(series.nonfinite[first]),
+                        0.0,
+                        step=step,
+                    ),
                     Evidence(say("recorded batches with such values"), float(len(bad)), 0.0),
                 ),
                 repairs=(
@@ -60,5 +65,6 @@ def _was_broken_before(view: View, step: int) -> bool:
     columns = [site.index for site in view.sites("parameter", "update", "parameter-gradient")]
     now = [site.index for site in view.sites("parameter")]
     return bool(
-        (record.readings[np.ix_(earlier, columns, [6])] > 0).any() or (record.readings[np.ix_(record.steps == step, now, [6])] > 0).any()
+        (record.readings[earlier][:, columns, 6] > 0).any()
+        or (record.readings[record.steps == step][:, now, 6] > 0).any()
     )

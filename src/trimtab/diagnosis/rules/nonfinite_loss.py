@@ -34,16 +34,26 @@ def find(view: View) -> Iterator[Found]:
     before = [x for x in view.record.losses[view.record.loss_steps < origin.step] if np.isfinite(x)]
     evidence = [
         Evidence(say("first step with NaN or infinity"), float(origin.step)),
-        Evidence(say("loss before it"), float(before[-1]) if before else say("none: it is the first step"), step=max(origin.step - 1, 0)),
+        Evidence(
+            say("loss before it"),
+            float(before[-1]) if before else say("none: it is the first step"),
+            step=max(origin.step - 1, 0),
+        ),
     ]
     if np.isfinite(origin.largest_before):
-        evidence.append(Evidence(say("largest magnitude of any signal before it"), origin.largest_before, OVERFLOW, unit=""))
+        evidence.append(
+            Evidence(say("largest magnitude of any signal before it"), origin.largest_before, OVERFLOW, unit="")
+        )
     yield Found(
         Finding(
             code="nonfinite-loss",
             severity="error",
             where=origin.where,
-            summary=say("{what} at step {step}, and from then on nothing is a number any more.", what=origin.what, step=origin.step)
+            summary=say(
+                "{what} at step {step}, and from then on nothing is a number any more.",
+                what=origin.what,
+                step=origin.step,
+            )
             if progress.nonfinite is not None
             else say("{what} at step {step}.", what=origin.what, step=origin.step),
             evidence=tuple(evidence),
@@ -65,10 +75,14 @@ def _repairs(origin: Origin) -> tuple[Repair, ...]:
         )
     return (
         Repair(
-            say("Make the operation safe at the edge of its domain: the backward pass evaluates both branches of torch.where"),
+            say(
+                "Make the operation safe at the edge of its domain: the backward pass evaluates both branches of torch.where"
+            ),
             "y = torch.where(x > 0, torch.sqrt(x.clamp_min(eps)), other)",
         ),
-        Repair(say("In half precision, compute this operation in float32, with an epsilon that the precision can hold")),
+        Repair(
+            say("In half precision, compute this operation in float32, with an epsilon that the precision can hold")
+        ),
     )
 
 
@@ -96,7 +110,9 @@ def _in_step(view: View, step: int) -> tuple[tuple[str, ...], str] | None:
         outputs = {name for m, name in _broken(view, "output", step) if m == model}
         for name in view.forward_order(model):
             if name in outputs:
-                return (view.name(model, name),), say("The output of {name} is the first to become NaN or infinite", name=view.name(model, name))
+                return (view.name(model, name),), say(
+                    "The output of {name} is the first to become NaN or infinite", name=view.name(model, name)
+                )
     loss = view.record.losses[view.record.loss_steps == step]
     if len(loss) and not np.isfinite(loss[0]) and view.record.loss_seen[view.record.loss_steps == step][0]:
         return ("loss",), say("The loss becomes NaN or infinite though every module's output is finite")
@@ -109,7 +125,10 @@ def _in_step(view: View, step: int) -> tuple[tuple[str, ...], str] | None:
             culprit = order[index + 1] if index + 1 < len(order) else broken_names[-1]
             return (
                 (view.name(model, culprit),),
-                say("The backward pass of {name} gives the first gradient that is NaN or infinite, under a finite loss", name=view.name(model, culprit)),
+                say(
+                    "The backward pass of {name} gives the first gradient that is NaN or infinite, under a finite loss",
+                    name=view.name(model, culprit),
+                ),
             )
     raw = _broken(view, "raw-gradient", step) or _broken(view, "parameter-gradient", step)
     if raw:
@@ -131,5 +150,5 @@ def _largest_before(view: View, step: int) -> float:
     """The largest magnitude of any output at the recorded steps before `step`."""
     rows = view.record.steps < step
     columns = [site.index for site in view.sites("output")]
-    values = view.record.readings[np.ix_(rows, columns, [4])] if rows.any() and columns else np.zeros(0)
+    values = view.record.readings[rows][:, columns, 4] if rows.any() and columns else np.zeros(0)
     return float(values.max()) if values.size else float("nan")

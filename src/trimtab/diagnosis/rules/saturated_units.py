@@ -31,7 +31,7 @@ def find(view: View) -> Iterator[Found]:
         if module in outputs:
             continue  # a sure answer of the last sigmoid is what training is for
         late = units[len(units) // 2 :]
-        if units and units[0].edge > SHARE or (len(late) > 1 and all(u.edge > SHARE for u in late)):
+        if (units and units[0].edge > SHARE) or (len(late) > 1 and all(u.edge > SHARE for u in late)):
             flat.append((model, module, source, name, units))
     if not flat:
         return
@@ -45,9 +45,27 @@ def find(view: View) -> Iterator[Found]:
         places += [view.name(m, src)] if src else []
         places += [view.name(m, module)] if module else []
     place = view.name(model, source) if source else places[0]
-    evidence = [Evidence(say("share of saturated values behind {place}", place=place), units[0].edge, expected, SHARE, "", units[0].step)]
+    evidence = [
+        Evidence(
+            say("share of saturated values behind {place}", place=place),
+            units[0].edge,
+            expected,
+            SHARE,
+            "",
+            units[0].step,
+        )
+    ]
     if layer is not None:
-        evidence.append(Evidence(say("spread of the pre-activations of {place}", place=place), float(layer.rms[0]), EXPECTED_AT, None, "", int(layer.steps[0])))
+        evidence.append(
+            Evidence(
+                say("spread of the pre-activations of {place}", place=place),
+                float(layer.rms[0]),
+                EXPECTED_AT,
+                None,
+                "",
+                int(layer.steps[0]),
+            )
+        )
     severity: Severity = "note" if view.learned else "error" if at_start else "warning"
     layers = [entry for entry in view.layers if entry.model == model and entry.name in {s for _, _, s, _, _ in shown}]
     begins = 0 if at_start else next((u.step for u in units if u.edge > SHARE), 0)

@@ -52,12 +52,33 @@ def _constant(view: View, model: int) -> Iterator[Found]:
         Finding(
             code="signal-collapse",
             severity="error" if end or not view.learned else "warning",
-            where=tuple(dict.fromkeys([place, *(view.name(model, n) for n in shown if view.class_of(model, n) == cls)])),
-            summary=say("{place} ({cls}) gives the same output whatever the input: none of its {units} units varies over the samples.", place=place, cls=cls, units=units[-1].units)
+            where=tuple(
+                dict.fromkeys([place, *(view.name(model, n) for n in shown if view.class_of(model, n) == cls)])
+            ),
+            summary=say(
+                "{place} ({cls}) gives the same output whatever the input: none of its {units} units varies over the samples.",
+                place=place,
+                cls=cls,
+                units=units[-1].units,
+            )
             + (" " + say("Nothing of the input reaches the loss.") if end else ""),
             evidence=(
-                Evidence(say("units that vary over the samples"), float(units[-1].units - units[-1].constant), float(units[-1].units), None, "", units[-1].step),
-                Evidence(say("share of the output that varies over the samples"), _number(units[-1].signal), 1.0, None, "", units[-1].step),
+                Evidence(
+                    say("units that vary over the samples"),
+                    float(units[-1].units - units[-1].constant),
+                    float(units[-1].units),
+                    None,
+                    "",
+                    units[-1].step,
+                ),
+                Evidence(
+                    say("share of the output that varies over the samples"),
+                    _number(units[-1].signal),
+                    1.0,
+                    None,
+                    "",
+                    units[-1].step,
+                ),
             ),
             repairs=_repairs(view, model, origin, cls),
             location=view.place("forward"),
@@ -70,8 +91,8 @@ def _alike(view: View, model: int) -> Iterator[Found]:
     """The samples grow alike with depth until the output cannot tell them apart, in a run that does not learn."""
     if view.learned or view.progress.nonfinite is not None:
         return
-    signal = {name: _late_signal(view.units(model, name)) for name in links_of(view.record, model)}
-    signal = {name: share for name, share in signal.items() if share is not None}
+    looks = {name: _late_signal(view.units(model, name)) for name in links_of(view.record, model)}
+    signal = {name: share for name, share in looks.items() if share is not None}
     ends = [source.partition(":")[2] for source in view.loss.get("sources", []) if source.partition(":")[2] in signal]
     if not ends or any(signal[end] > GONE for end in ends) or not any(share > ALIVE for share in signal.values()):
         return
@@ -90,7 +111,15 @@ def _alike(view: View, model: int) -> Iterator[Found]:
                 share=signal[last],
             ),
             evidence=(
-                Evidence(say("share of the output that varies over the samples"), signal[last], 1.0, ALIVE, "", None, view.name(model, last)),
+                Evidence(
+                    say("share of the output that varies over the samples"),
+                    signal[last],
+                    1.0,
+                    ALIVE,
+                    "",
+                    None,
+                    view.name(model, last),
+                ),
                 Evidence(say("the same at the first module"), next(iter(signal.values())), 1.0),
             ),
             repairs=initialization([layer for layer in view.layers if layer.model == model]),
@@ -151,13 +180,22 @@ def _is_rectifier(view: View, model: int, name: str) -> bool:
     given = [u for u in view.units(model, name, "input") if u.step >= SETTLED]
     if given and all(u.silent == u.units for u in given):
         return True
-    return bool(found) and all(u.silent == u.units for u in found) and view.class_of(model, name) in ("ReLU", "ReLU6", "Threshold", "Hardswish")
+    return (
+        bool(found)
+        and all(u.silent == u.units for u in found)
+        and view.class_of(model, name) in ("ReLU", "ReLU6", "Threshold", "Hardswish")
+    )
 
 
 def _only_moves(view: View, model: int, name: str) -> bool:
     """Whether a module of torch has nothing to lose a signal by: behind a flattening or a pooling, positions no longer count as samples."""
     facts = view.record.models[model]["modules"].get(name, {})
-    return bool(facts.get("library")) and facts.get("leaf", True) and not facts.get("parameters") and not is_norm(facts.get("class", ""))
+    return (
+        bool(facts.get("library"))
+        and facts.get("leaf", True)
+        and not facts.get("parameters")
+        and not is_norm(facts.get("class", ""))
+    )
 
 
 def _repairs(view: View, model: int, origin: str, cls: str) -> tuple[Repair, ...]:
@@ -167,9 +205,22 @@ def _repairs(view: View, model: int, origin: str, cls: str) -> tuple[Repair, ...
         if gain is not None and gain.abs_max[0] == 0:
             return (
                 Repair(
-                    say("Start the gain of {name} at one, or add the skip connection that a zero gain is meant for", name=view.name(model, origin)),
+                    say(
+                        "Start the gain of {name} at one, or add the skip connection that a zero gain is meant for",
+                        name=view.name(model, origin),
+                    ),
                     "torch.nn.init.ones_(norm.weight)",
                 ),
             )
-        return (Repair(say("A norm over a single value returns its bias: normalize over more values (fewer groups), or drop the norm")),)
-    return (Repair(say("Look at the weights of {name}: something multiplies its input by zero", name=view.name(model, origin))),)
+        return (
+            Repair(
+                say(
+                    "A norm over a single value returns its bias: normalize over more values (fewer groups), or drop the norm"
+                )
+            ),
+        )
+    return (
+        Repair(
+            say("Look at the weights of {name}: something multiplies its input by zero", name=view.name(model, origin))
+        ),
+    )

@@ -20,7 +20,9 @@ def find(view: View) -> Iterator[Found]:
     start = looks[0][1]
     later = {key: value for step, found in looks if step >= SETTLED for key, value in found.items()}
     trainable = {
-        (layer.model, layer.weight): layer for layer in view.layers if layer.trainable and layer.shape[0] > 1 and _is_trained(view, layer.model, layer.weight)
+        (layer.model, layer.weight): layer
+        for layer in view.layers
+        if layer.trainable and layer.shape[0] > 1 and _is_trained(view, layer.model, layer.weight)
     }
     symmetric = []
     for (model, weight), layer in trainable.items():

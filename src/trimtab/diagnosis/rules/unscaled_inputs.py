@@ -66,7 +66,12 @@ def _judge(view: View, name: str, rows: np.ndarray, step: int) -> Found | None:
         return None
     largest = int(np.nanargmax(np.sqrt(rows[:, 1] ** 2 + rows[:, 2] ** 2)))
     if spread >= SPREAD:
-        what = say("feature {index} of {name} is {ratio:.0f} times as large as the median feature", index=largest, name=name, ratio=spread)
+        what = say(
+            "feature {index} of {name} is {ratio:.0f} times as large as the median feature",
+            index=largest,
+            name=name,
+            ratio=spread,
+        )
     else:
         what = say("the features of {name} are of size {size:.3g}", name=name, size=size)
     evidence = [
@@ -80,7 +85,8 @@ def _judge(view: View, name: str, rows: np.ndarray, step: int) -> Found | None:
             severity="error",
             where=("data",),
             summary=say(
-                "The inputs are not standardized: {what}. The loss is steepest along it, and no step suits it and the rest at once.", what=what
+                "The inputs are not standardized: {what}. The loss is steepest along it, and no step suits it and the rest at once.",
+                what=what,
             ),
             evidence=tuple(e for e in evidence if isinstance(e.measured, float) and math.isfinite(e.measured)),
             repairs=(

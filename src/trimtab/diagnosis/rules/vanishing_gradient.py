@@ -42,34 +42,76 @@ def _standing_still(view: View, flow: Flow) -> list[Layer]:
     if not moves:
         return list(flow.layers[:-1]) if view.record.step_count <= 1 else []
     best = max(moves.values())
-    return [layer for layer in flow.layers if layer.name in moves and moves[layer.name] < max(STILL, 0.0) and moves[layer.name] <= BEHIND * max(best, 1e-30)] or (
-        [layer for layer in flow.layers[:-1] if moves.get(layer.name, 1) < STILL] if best < STILL else []
-    )
+    return [
+        layer
+        for layer in flow.layers
+        if layer.name in moves
+        and moves[layer.name] < max(STILL, 0.0)
+        and moves[layer.name] <= BEHIND * max(best, 1e-30)
+    ] or ([layer for layer in flow.layers[:-1] if moves.get(layer.name, 1) < STILL] if best < STILL else [])
 
 
 def _finding(view: View, flow: Flow, still: list[Layer], severity: Severity) -> Finding:
-    weak = [gain for gain in flow.gains if gain.measured > 0 and math.log(gain.measured) < -3 * math.sqrt(5 / _width(gain))]
+    weak = [
+        gain for gain in flow.gains if gain.measured > 0 and math.log(gain.measured) < -3 * math.sqrt(5 / _width(gain))
+    ]
     shown = weak or list(flow.gains)
     layers = _between(flow, shown)
     first, last = flow.layers[0], flow.layers[-1]
     top = view.name(last.model, last.name)
-    per_layer = math.exp(np.mean([math.log(g.measured) for g in shown if g.measured > 0])) if any(g.measured > 0 for g in shown) else 0.0
+    per_layer = (
+        math.exp(np.mean([math.log(g.measured) for g in shown if g.measured > 0]))
+        if any(g.measured > 0 for g in shown)
+        else 0.0
+    )
     predicted = [g.predicted for g in shown if g.predicted]
     ratio = 10**flow.log_total if math.isfinite(flow.log_total) else 0.0
     start = view.name(shown[-1].source.model, shown[-1].source.name) if shown else top
     evidence = [
-        Evidence(say("squared gradient, per layer"), per_layer, 1.0, math.exp(3 * math.sqrt(5 / _width(shown[0]))) if shown else None, "x", 0),
-        Evidence(say("squared gradient at {first} over that at {last}", first=view.name(first.model, first.name), last=top), ratio, 1.0, 10**flow.tolerance, "x", 0),
+        Evidence(
+            say("squared gradient, per layer"),
+            per_layer,
+            1.0,
+            math.exp(3 * math.sqrt(5 / _width(shown[0]))) if shown else None,
+            "x",
+            0,
+        ),
+        Evidence(
+            say("squared gradient at {first} over that at {last}", first=view.name(first.model, first.name), last=top),
+            ratio,
+            1.0,
+            10**flow.tolerance,
+            "x",
+            0,
+        ),
     ]
     if predicted:
-        evidence.insert(1, Evidence(say("the same from the weights as drawn"), math.exp(float(np.mean(np.log(predicted)))), 1.0, None, "x", 0))
+        evidence.insert(
+            1,
+            Evidence(
+                say("the same from the weights as drawn"),
+                math.exp(float(np.mean(np.log(predicted)))),
+                1.0,
+                None,
+                "x",
+                0,
+            ),
+        )
     scale = _weight_scale(shown)
     if scale is not None:
-        evidence.append(Evidence(say("fan_in times the mean square of the weights"), scale[0], scale[1], None, "", 0, start))
+        evidence.append(
+            Evidence(say("fan_in times the mean square of the weights"), scale[0], scale[1], None, "", 0, start)
+        )
     updates = relative_updates(still[0]) if still else np.zeros(0)
     updates = updates[np.isfinite(updates)]
     if len(updates):
-        evidence.append(Evidence(say("update of {name} over its weight, a step", name=view.name(still[0].model, still[0].name)), float(np.median(updates)), 1e-3))
+        evidence.append(
+            Evidence(
+                say("update of {name} over its weight, a step", name=view.name(still[0].model, still[0].name)),
+                float(np.median(updates)),
+                1e-3,
+            )
+        )
     if weak and len(weak) >= 2:
         summary = say(
             "Each layer multiplies the squared gradient by about {gain:.3g} ({nice}), where 1 keeps it. It starts at {start}, next to the output, and "
@@ -114,7 +156,9 @@ def _between(flow: Flow, gains: list[Gain]) -> list[Layer]:
 
 def _weight_scale(gains: list[Gain]) -> tuple[float, float] | None:
     """fan_in E W^2 of the fading layers, and what keeps the squared gradient for their activation (2 for ReLU)."""
-    rectified = [g for g in gains if g.layer.before.activations[:1] in (("relu",), ("leaky_relu",)) and len(g.layer.values)]
+    rectified = [
+        g for g in gains if g.layer.before.activations[:1] in (("relu",), ("leaky_relu",)) and len(g.layer.values)
+    ]
     if not rectified:
         return None
     return float(np.median([g.layer.fan_in * g.layer.values.second_moment[0] for g in rectified])), 2.0

@@ -1,0 +1,367 @@
+"""`trimtab diagnose` and `trimtab check`: records and setups."""
+
+import json
+import random
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import trimtab
+
+SETUP = """
+import torch
+import trimtab
+from torch import nn
+torch.set_num_threads(1)
+def make(seed=0, layers=1, steps=20, **more):
+    torch.manual_seed(seed)
+    model = nn.Sequential(*[m for _ in range(layers) for m in (nn.Linear(8, 8), nn.Sigmoid())], nn.Linear(8, 2))
+    x, y = torch.randn(32, 8), torch.randint(0, 2, (32,))
+    parts = dict(batches=lambda: [(x, y)], loss=lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]))
+    return trimtab.Setup(model, torch.optim.SGD(model.parameters(), 0.1), steps=steps, **(parts | more))
+"""
+
+FACTORIES = """
+def seeded(seed):
+    print('seed', seed)
+    return make(seed)
+def without():
+    return make()
+def sick(seed):
+    return make(seed, layers=10, steps=40)
+def other():
+    return 3
+def nothing():
+    pass
+def deep():
+    def inner():
+        raise LookupError('mine')
+    try:
+        {}['cause']
+    except KeyError:
+        inner()
+def not_a_scalar():
+    return make(loss=lambda m, b: m(b[0]))
+def not_a_tensor():
+    return make(loss=lambda m, b: 0.5)
+def one_shot():
+    batches = iter([(torch.randn(4, 8), torch.zeros(4, dtype=torch.long))])
+    return make(batches=lambda: batches)
+def empty():
+    return make(batches=lambda: [])
+def no_batches():
+    return make(batches=lambda: None)
+def wrong():
+    return trimtab.Setup(3, None, None, None)
+def loss_fails():
+    def loss(m, b):
+        raise ArithmeticError('in my loss')
+    return make(loss=loss)
+def batches_fail():
+    def batches():
+        yield from [(torch.randn(4, 8), torch.zeros(4, dtype=torch.long))] * 2
+        raise ArithmeticError('in my batches')
+    return make(batches=batches)
+def detached():
+    return make(loss=lambda m, b: nn.functional.cross_entropy(m(b[0]).detach(), b[1]))
+def leaves():
+    raise SystemExit(5)
+class Factory:
+    def __call__(self, seed):
+        return make(seed)
+as_object = Factory()
+import functools
+partial = functools.partial(make, layers=2)
+keyword_only = lambda *, seed=1: make(seed)
+number = 3
+"""
+
+
+@pytest.fixture
+def setups(shell):
+    shell.write("setups.py", SETUP, FACTORIES)
+    return shell
+
+
+def one_line(ended, *words):
+    assert ended.status == 2, ended.err
+    assert ended.out == ""
+    assert ended.err.startswith("trimtab: ")
+    assert ended.err.count("\n") == 1, ended.err
+    for word in words:
+        assert word in ended.err
+
+
+@pytest.mark.parametrize("command", ["diagnose", "check"])
+def test_good_factories(setups, command):
+    for name in ("without", "as_object", "partial", "keyword_only", "make"):
+        ended = setups.trimtab(command, f"setups.py:{name}")
+        assert ended.status in (0, 1), ended.err
+        assert ended.err == ""
+        assert "trimtab" in ended.out
+    ended = setups.trimtab(command, "--seed", "7", "setups.py:seeded")
+    assert ended.out.startswith("seed 7\n")
+    setups.write("deep/er/setups.py", SETUP, "from neighbour import answer\nassert answer == 42")
+    setups.write("deep/er/neighbour.py", "answer = 42")
+    assert setups.trimtab(command, setups.folder / "deep/er/setups.py:make").status == 0
+
+
+def test_findings_and_exit_statuses(setups):
+    assert setups.trimtab("diagnose", "setups.py:sick").status == 1
+    assert setups.trimtab("diagnose", "setups.py:sick", "--ignore", "vanishing-gradient").status in (0, 1)
+    ended = setups.trimtab("check", "setups.py:sick", "--format", "json")
+    found = json.loads(ended.out)["findings"]
+    assert ended.status == (1 if any(f["severity"] == "error" for f in found) else 0)
+    assert setups.trimtab("check", "setups.py:sick", "--fail-on", "warning").status == (1 if found else 0)
+    ended = setups.trimtab("diagnose", "setups.py:sick", "--format", "sarif", "--output", "r.sarif")
+    assert (ended.status, ended.out, ended.err) == (1, "", "")
+    assert json.loads((setups.folder / "r.sarif").read_text())["runs"]
+    ended = setups.trimtab("diagnose", "setups.py:sick", "--output", "-", "--format", "json")
+    assert json.loads(ended.out)["findings"][0]["code"] == "vanishing-gradient"
+
+
+@pytest.mark.parametrize("command", ["diagnose", "check"])
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("setups.py:nope", ["setups.py has no nope; its functions are make, seeded,"]),
+        ("nope.py:make", ["no file nope.py"]),
+        ("folder.py:make", ["folder.py is a folder"]),
+        ("setups.py:number", ["number in setups.py is a int, not a function"]),
+        ("setups.py:other", ["other in setups.py must return a trimtab.Setup, but it returned a int"]),
+        ("setups.py:nothing", ["NoneType"]),
+        ("setups.py:not_a_scalar", ["scalar tensor", "(32, 2)"]),
+        ("setups.py:not_a_tensor", ["scalar tensor", "float"]),
+        ("setups.py:empty", ["batches must give at least one batch"]),
+        ("setups.py:no_batches", ["batches() must give an iterable"]),
+        ("setups.py:wrong", ["model must be a torch.nn.Module"]),
+        ("binary.py:make", ["binary.py is not Python code"]),
+        ("setups.py:make --ignore nonsense", ["no code 'nonsense'"]),
+    ],
+)
+def test_what_is_no_setup_gets_one_line(setups, command, target, words):
+    (setups.folder / "folder.py").mkdir()
+    (setups.folder / "binary.py").write_bytes(b"\0\1")
+    one_line(setups.trimtab(command, *target.split()), *words)
+
+
+def test_one_shot_batches(setups):
+    one_line(setups.trimtab("diagnose", "setups.py:one_shot"), "one-shot iterator")
+    assert setups.trimtab("check", "setups.py:one_shot").status in (0, 1)  # one batch is all it takes
+
+
+@pytest.mark.parametrize("command", ["diagnose", "check"])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("deep", "LookupError: mine"),
+        ("loss_fails", "ArithmeticError: in my loss"),
+        ("detached", "RuntimeError: element 0 of tensors"),
+    ],
+)
+def test_the_users_own_error_is_shown_whole(setups, command, name, error):
+    ended = setups.trimtab(command, f"setups.py:{name}")
+    assert ended.status == 1
+    assert ended.err.splitlines()[-1].startswith(error)
+    assert "setups.py" in ended.err or name == "detached"
+    assert not [f for f in ended.frames if "/src/trimtab/" in f or "launcher" in f or "runpy" in f], ended.err
+    if name == "deep":
+        assert "KeyError: 'cause'" in ended.err
+        assert "During handling of the above exception" in ended.err
+
+
+def test_errors_in_the_middle_and_exits(setups):
+    ended = setups.trimtab("diagnose", "setups.py:batches_fail")
+    assert ended.err.splitlines()[-1] == "ArithmeticError: in my batches"
+    assert setups.trimtab("check", "setups.py:leaves").status == 5
+    setups.write("broken.py", "def f(:")
+    ended = setups.trimtab("check", "broken.py:f")
+    assert ended.status == 1
+    assert "SyntaxError" in ended.err
+    assert "/src/trimtab/" not in ended.err
+    setups.write("json.py", SETUP)  # named like a module that is loaded already
+    assert setups.trimtab("check", "json.py:make", "--format", "json").status == 0
+
+
+def test_targets_that_are_neither(setups):
+    one_line(setups.trimtab("check", "setups.py"), "write FILE.py:FACTORY")
+    one_line(setups.trimtab("diagnose", "setups.py"), "`trimtab run setups.py`", "setups.py:FACTORY")
+    one_line(setups.trimtab("diagnose", "setups.py:"), "setups.py:FACTORY")
+    one_line(setups.trimtab("diagnose", "setups.py:a b"), "no record at")
+    one_line(setups.trimtab("check", "r.db"), "is not a setup")
+
+
+# ---------------------------------------------------------------------------------------------------------- records
+
+
+@pytest.fixture
+def record(shell, net):
+    shell.write("s.py", net, "train(12)")
+    assert shell.trimtab("run", "--store", "r.db", "s.py").status == 0
+    return shell.folder / "r.db"
+
+
+def test_a_finished_record(shell, record):
+    ended = shell.trimtab("diagnose", "r.db")
+    assert ended.status == 0
+    assert "nothing found" in ended.out
+    assert ended.err == ""
+    (shell.folder / "away").mkdir()
+    shutil.move(record, shell.folder / "away" / "ein Name mit äöü? #%41.db")
+    assert shell.trimtab("diagnose", "away/ein Name mit äöü? #%41.db").status == 0
+    one_line(shell.trimtab("diagnose", "away/ein Name mit äöü? #%41.db", "--ignore", "nonsense"), "no code 'nonsense'")
+
+
+def test_records_that_are_none(shell, record):
+    one_line(shell.trimtab("diagnose", "nope.db"), "no record at nope.db")
+    (shell.folder / "folder").mkdir()
+    one_line(shell.trimtab("diagnose", "folder"), "no record at folder")
+    shell.write("text.db", "hello")
+    one_line(shell.trimtab("diagnose", "text.db"), "not a record of trimtab")
+    (shell.folder / "empty.db").touch()
+    one_line(shell.trimtab("diagnose", "empty.db"), "not a record of trimtab")
+    with sqlite3.connect(shell.folder / "foreign.db") as connection:
+        connection.execute("CREATE TABLE a (b)")
+    connection.close()
+    one_line(shell.trimtab("diagnose", "foreign.db"), "SQLite file of another program")
+    whole = record.read_bytes()
+    (shell.folder / "short.db").write_bytes(whole[: len(whole) // 2])
+    one_line(shell.trimtab("diagnose", "short.db"), "short.db")
+    dice = random.Random(0)
+    for i in range(12):
+        broken = bytearray(whole)
+        for _ in range(60):
+            broken[dice.randrange(100, len(broken))] = dice.randrange(256)
+        (shell.folder / "broken.db").write_bytes(broken)
+        ended = shell.trimtab("diagnose", "broken.db")
+        assert "Traceback" not in ended.err, (i, ended.err)
+        assert ended.status in (0, 1, 2)
+
+
+def test_a_record_that_cannot_be_written_to_is_read(shell, record):
+    record.chmod(0o400)
+    assert shell.trimtab("diagnose", "r.db").status == 0
+
+
+# ------------------------------------------------------------------------------------------------------------ check
+
+
+class Noisy(nn.Module):
+    """Everything that a forward call can change."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.5))
+        self.head = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3))
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.count = 0
+
+    def forward(self, x):
+        self.count += 1
+        self.calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)  # a new tensor in the buffer's place
+        random.random(), np.random.rand()
+        return self.head(self.body(x))
+
+
+def state_of(setup, extra):
+    return {
+        "buffers": [b.clone() for b in setup.model.buffers()],
+        "identities": [id(t) for t in (*setup.model.parameters(), *setup.model.buffers())],
+        "parameters": [p.detach().clone() for p in (*setup.model.parameters(), *extra)],
+        "gradients": [None if p.grad is None else p.grad.clone() for p in (*setup.model.parameters(), *extra)],
+        "grad identities": [id(p.grad) for p in (*setup.model.parameters(), *extra)],
+        "modes": [m.training for m in setup.model.modules()],
+        "count": setup.model.count,
+        "optimizer": setup.optimizers[0].state_dict(),
+        "rng": [torch.get_rng_state(), np.random.get_state(), random.getstate()],
+        "hooks": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in setup.model.modules()],
+        "keys": list(setup.model.state_dict()),
+    }
+
+
+def equal(a, b):
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("fails", ["", "loss", "backward", "batches", "not a scalar"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_check_changes_nothing(fails, begun):
+    torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    model, scale = Noisy(), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([*model.parameters(), scale], 0.01)
+    x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
+    model.body[1].eval()
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise ArithmeticError("mine")
+
+    def loss(m, batch):
+        out = m(batch[0]) * scale
+        if fails == "loss":
+            raise ArithmeticError("mine")
+        if fails == "not a scalar":
+            return out
+        return nn.functional.cross_entropy(Failing.apply(out) if fails == "backward" else out, batch[1])
+
+    def batches():
+        torch.rand(3), np.random.rand(), random.random()
+        if fails == "batches":
+            raise ArithmeticError("mine")
+        yield x, y
+
+    if begun:
+        nn.functional.cross_entropy(model(x) * scale, y).backward()
+        optimizer.step()
+    setup = trimtab.Setup(model, optimizer, batches, loss)
+    before = state_of(setup, [scale])
+    if fails:
+        with pytest.raises((ArithmeticError, trimtab.StepError)):
+            trimtab.check(setup)
+    else:
+        trimtab.check(setup)
+    after = state_of(setup, [scale])
+    for key, value in before.items():
+        assert equal(value, after[key]), key
+
+
+def test_check_and_diagnose_refuse_what_they_cannot_use():
+    with pytest.raises(trimtab.UsageError, match="check takes a Setup, but it was given a int"):
+        trimtab.check(3)
+    with pytest.raises(trimtab.UsageError, match="given a int"):
+        trimtab.diagnose(3)
+    model = nn.Linear(2, 2)
+    setup = trimtab.Setup(
+        model, torch.optim.SGD(model.parameters()), lambda: [torch.ones(2, 2)], lambda m, b: m(b).sum()
+    )
+    with pytest.raises(trimtab.UsageError, match="no code 'nonsense'"):
+        trimtab.check(setup, ignore=["nonsense"])
+
+
+def test_a_record_of_a_killed_run_without_its_journal_is_still_a_record(shell, net):
+    shell.write("s.py", net, "import os\ntrain(12)\nos.kill(os.getpid(), 9)")
+    assert shell.trimtab("run", "--store", "r.db", "s.py").status == -9
+    assert "12 steps" in shell.trimtab("diagnose", "r.db").out
+    shutil.copy(shell.folder / "r.db", shell.folder / "alone.db")
+    ended = shell.trimtab("diagnose", "alone.db")
+    assert ended.status == 0, ended.err
+    assert "not a record" not in ended.err
