@@ -49,7 +49,6 @@ def become(request):
         os.close(opened)
     sys.path[0] = request["folder"]
     sys.argv = ["-m", *request["arguments"]]
-    del sys.modules["json"]  # what a script's own file may be called
 
 
 def run_plainly(path, arguments):

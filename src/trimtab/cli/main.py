@@ -66,8 +66,10 @@ def main(arguments: list[str] | None = None) -> int:
         result = error
     if isinstance(result, int):
         return result
-    from trimtab.runner.script import clean, show_only_user_frames
+    from trimtab.runner.script import clean, is_our_fault, show_only_user_frames
 
+    if is_our_fault(result):
+        raise result
     show_only_user_frames()
     raise clean(result)
 

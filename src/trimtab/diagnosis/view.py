@@ -70,6 +70,11 @@ class View:
         """Whether most of the first loss is gone, and nothing broke."""
         return self.progress.nonfinite is None and self.progress.gained >= LEARNED
 
+    @cached_property
+    def before_training(self) -> bool:
+        """Whether the record is a look at a model before its first step: one backward pass, no update."""
+        return not any(info["optimizers"] for info in self.record.info)
+
     @property
     def active(self) -> list[int]:
         """Models that an optimizer trains."""

@@ -275,6 +275,11 @@ class Recorder:
 
     def close_without_step(self) -> None:
         """The open step ends though no optimizer has stepped: a look at a model before training."""
+        for reference in self._optimizers:
+            optimizer = reference()
+            if optimizer is not None:
+                self._parameters.before_step(optimizer, self._window)
+        self._window.details["distinct"] = self._parameters.distinct()
         self._close_step()
 
     def event(self, kind: str, value: Any = None) -> None:

@@ -1,7 +1,9 @@
 """A diagnosis as text for a terminal or a log file: words carry the meaning, colours only help."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from io import StringIO
+from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -278,7 +280,9 @@ class _Writer:
     def pointers(self, finding: Finding) -> Iterator[RenderableType]:
         lines = []
         if finding.location is not None:
-            lines.append(say("Look at {file}:{line}", file=finding.location.file, line=finding.location.line))
+            lines.append(
+                say("Look at {file}:{line}", file=_from_here(finding.location.file), line=finding.location.line)
+            )
         if finding.code in codes():
             lines.append(say("Why: trimtab explain {code}", code=finding.code))
         elif finding.reference:
@@ -333,3 +337,10 @@ class _Writer:
             yield say("Cost"), [say("watching took {share} of the run's time", share=share(run.watching))]
         if run.unseen:
             yield say("Not seen"), run.unseen
+
+
+def _from_here(file: str) -> str:
+    """The file as seen from the working directory, where it lies under it."""
+    with contextlib.suppress(ValueError, OSError):
+        return str(Path(file).relative_to(Path.cwd()))
+    return file

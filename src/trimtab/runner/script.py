@@ -159,6 +159,15 @@ def without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     return kept
 
 
+def is_our_fault(error: BaseException) -> bool:
+    """Whether an error came about in trimtab, and not in code of the user's or in a library that it was called for."""
+    return (
+        isinstance(error, Exception)
+        and not isinstance(error, SyntaxError)
+        and without_our_frames(error.__traceback__) is None
+    )
+
+
 def _file_of(trace: TracebackType) -> str:
     return trace.tb_frame.f_code.co_filename
 

@@ -27,7 +27,7 @@ def find(view: View) -> Iterator[Found]:
     full: list[tuple[int, str, str, list[Units]]] = []
     partial: list[tuple[int, str, str, list[Units]]] = []
     for model, activation, layer, units in _rectified(view):
-        if _stays(units, ALL):
+        if _stays(units, ALL) or (view.before_training and units[-1].silent >= ALL * units[-1].units):
             full.append((model, activation, layer, units))
         elif _stays(units, MANY):
             partial.append((model, activation, layer, units))

@@ -7,6 +7,7 @@ import numpy as np
 
 from trimtab._messages import say
 from trimtab.diagnosis.advice import initialization
+from trimtab.diagnosis.first_step import foretold_update
 from trimtab.diagnosis.flow import Flow, flows
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.view import View, relative_updates
@@ -24,7 +25,7 @@ def find(view: View) -> Iterator[Found]:
     for flow in flows(view.layers):
         if flow.log_total < flow.tolerance + GROWS:
             continue
-        jump = _first_jump(flow)
+        jump = _first_jump(view, flow)
         broken = view.progress.nonfinite is not None or view.progress.rose or jump > LARGE_STEP
         harmful = broken and not view.learned
         if not harmful and flow.log_total < 4 + flow.tolerance:
@@ -32,8 +33,11 @@ def find(view: View) -> Iterator[Found]:
         yield Found(_finding(view, flow, jump, "error" if harmful else "note"))
 
 
-def _first_jump(flow: Flow) -> float:
-    """The largest first update of a weight over the weight."""
+def _first_jump(view: View, flow: Flow) -> float:
+    """The largest first update of a weight over the weight; foretold where no step was taken."""
+    if view.before_training:
+        foretold = [foretold_update(view, layer) for layer in flow.layers]
+        return max((jump for jump in foretold if np.isfinite(jump)), default=0.0)
     firsts = [relative_updates(layer)[:1] for layer in flow.layers if len(layer.updates)]
     values = [float(f[0]) for f in firsts if len(f) and np.isfinite(f[0])]
     return max(values, default=0.0)
@@ -89,7 +93,7 @@ def _finding(view: View, flow: Flow, jump: float, severity: Severity) -> Finding
         severity=severity,
         where=view.names(layers),
         summary=say(
-            "Each layer multiplies the squared gradient by about {gain:.3g}, where 1 keeps it: at {first} it is {ratio:.2g} times that at {last}, and the "
+            "Each layer multiplies the squared gradient by about {gain:.3g}, where 1 keeps it: at layer {first} it is {ratio:.2g} times that at layer {last}, and the "
             "first step changes weights by {jump:.2g} times their size.",
             gain=per_layer,
             first=view.name(first.model, first.name),

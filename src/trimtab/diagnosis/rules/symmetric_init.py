@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from trimtab._messages import say
 from trimtab.diagnosis.advice import initialization
 from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.layers import Layer
 from trimtab.diagnosis.view import View
 from trimtab.report import Evidence, Finding
 
@@ -27,8 +28,10 @@ def find(view: View) -> Iterator[Found]:
     symmetric = []
     for (model, weight), layer in trainable.items():
         key = f"{model}:{weight}"
-        if start.get(key, [2])[0] == 1 and later.get(key, [2])[0] == 1:
+        if start.get(key, [2])[0] == 1 and (view.before_training or later.get(key, [2])[0] == 1):
             symmetric.append(layer)
+    if view.before_training:
+        symmetric = _surely_symmetric(symmetric)
     if not symmetric:
         return
     width = symmetric[0].shape[0]
@@ -51,6 +54,14 @@ def find(view: View) -> Iterator[Found]:
             location=view.place("forward"),
         )
     )
+
+
+def _surely_symmetric(layers: list[Layer]) -> list[Layer]:
+    """Those that no update can tell apart: all weights zero is a custom for last layers of branches, not for two in a row."""
+    names = {layer.name for layer in layers}
+    in_a_row = {layer.name for layer in layers if names & set(layer.before.sources) and not layer.before.joins}
+    in_a_row |= {source for layer in layers if layer.name in in_a_row for source in layer.before.sources}
+    return [layer for layer in layers if layer.name in in_a_row or (len(layer.values) and layer.values.abs_max[0] > 0)]
 
 
 def _is_trained(view: View, model: int, weight: str) -> bool:

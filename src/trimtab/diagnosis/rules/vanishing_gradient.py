@@ -7,6 +7,7 @@ import numpy as np
 
 from trimtab._messages import say
 from trimtab.diagnosis.advice import initialization
+from trimtab.diagnosis.first_step import PLANNED, foretold_update
 from trimtab.diagnosis.flow import Flow, Gain, flows
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.layers import Layer
@@ -28,6 +29,8 @@ def find(view: View) -> Iterator[Found]:
     for flow in flows(view.layers):
         if flow.log_total > -(flow.tolerance + FADES):
             continue
+        if view.before_training and not math.isfinite(flow.log_total):
+            continue  # exactly zero: a branch that starts at zero, or a dead layer, which another rule names
         still = _standing_still(view, flow)
         harmful = bool(still) and not view.learned
         severity: Severity = "note" if not harmful else "error"
@@ -39,15 +42,16 @@ def find(view: View) -> Iterator[Found]:
 def _standing_still(view: View, flow: Flow) -> list[Layer]:
     """Layers that hardly move, in themselves and beside the one that moves most."""
     moves = {layer.name: view.movement(layer) for layer in flow.layers if len(layer.updates)}
+    if view.before_training:
+        moves = {layer.name: PLANNED * foretold_update(view, layer) for layer in flow.layers}
+        moves = {name: path for name, path in moves.items() if path == path}
     if not moves:
-        return list(flow.layers[:-1]) if view.record.step_count <= 1 else []
+        return []
     best = max(moves.values())
     return [
         layer
         for layer in flow.layers
-        if layer.name in moves
-        and moves[layer.name] < max(STILL, 0.0)
-        and moves[layer.name] <= BEHIND * max(best, 1e-30)
+        if layer.name in moves and moves[layer.name] < STILL and moves[layer.name] <= BEHIND * max(best, 1e-30)
     ] or ([layer for layer in flow.layers[:-1] if moves.get(layer.name, 1) < STILL] if best < STILL else [])
 
 
@@ -114,8 +118,8 @@ def _finding(view: View, flow: Flow, still: list[Layer], severity: Severity) -> 
         )
     if weak and len(weak) >= 2:
         summary = say(
-            "Each layer multiplies the squared gradient by about {gain:.3g} ({nice}), where 1 keeps it. It starts at {start}, next to the output, and "
-            "at {first} only {ratio:.2g} of it is left.",
+            "Each layer multiplies the squared gradient by about {gain:.3g} ({nice}), where 1 keeps it. It starts at layer {start}, next to the output, and "
+            "at layer {first} only {ratio:.2g} of it is left.",
             gain=per_layer,
             nice=_fraction(per_layer),
             start=start,
@@ -124,7 +128,7 @@ def _finding(view: View, flow: Flow, still: list[Layer], severity: Severity) -> 
         )
     else:
         summary = say(
-            "Of the squared gradient at {top} only {ratio:.2g} reaches {first}; {start} takes most of it.",
+            "Of the squared gradient at layer {top} only {ratio:.2g} reaches layer {first}; layer {start} takes most of it.",
             top=top,
             ratio=ratio,
             start=start,
