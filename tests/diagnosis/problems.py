@@ -312,7 +312,7 @@ def nearly_all_biases_below_zero(broken):
     return classify(net, SGD(net.parameters(), 0.02))
 
 
-@problem("saturated-units", "a", "b", "c", also=("vanishing-gradient", "exploding-gradient"))
+@problem("saturated-units", "a", "b", "c", also=("vanishing-gradient", "exploding-gradient"), slow=True)
 def tanh_drawn_large_functional(broken):
     class Net(nn.Module):
         def __init__(self):
@@ -393,7 +393,7 @@ def targets_in_thousands(broken):
     return regress(net, SGD(net.parameters(), 0.02), target=lambda y: scale * y + 3 * scale * broken)
 
 
-@problem("unscaled-targets", "data", also=("learning-rate-too-low",))
+@problem("unscaled-targets", "data", also=("learning-rate-too-low",), slow=True)
 def targets_in_thousands_absolute_error(broken):
     net = mlp(1, 32, ends=(10, 1))
     scale = 2000 if broken else 1
@@ -536,7 +536,7 @@ def _stepping(before_step=None, clear=True):
     return step
 
 
-@problem("clipping-dominates", "loop", also=("learning-rate-too-low",))
+@problem("clipping-dominates", "loop", also=("learning-rate-too-low",), slow=True)
 def values_clipped_at_nothing(broken):
     net = he(mlp(2))
     bound = 1e-5 if broken else 1.0
@@ -707,7 +707,7 @@ def autoencoder():
     return Setup(net, Adam(net.parameters(), 3e-3), passes(x, x), squared_error, 250)
 
 
-@healthy
+@healthy_and_slow
 def variational_autoencoder():
     class Net(nn.Module):
         def __init__(self):
@@ -746,7 +746,7 @@ def gru_over_rows():
     return classify(net, Adam(net.parameters(), 1e-2), 150)
 
 
-@healthy
+@healthy_and_slow
 def lstm_over_embedded_pixels():
     x, y = digits(scaled=False)
     net = Rows(nn.LSTM, embedding=True)
@@ -964,13 +964,13 @@ def embedding_tied_to_the_output():
     return Setup(net, Adam(net.parameters(), 5e-3), passes(x.long(), y), loss, 100)
 
 
-@healthy
+@healthy_and_slow
 def wide_and_slow():
     net = he(mlp(2, 512))
     return classify(net, SGD(net.parameters(), 0.01), 100)
 
 
-@healthy
+@healthy_and_slow
 def adversarial_pair():
     class Pair(nn.Module):
         def __init__(self):
@@ -1012,7 +1012,7 @@ def contrastive():
     return classify(net, Adam(net.parameters(), 1e-3), loss=loss)
 
 
-@healthy
+@healthy_and_slow
 def distillation():
     teacher = pretrained(mlp(1, 96)).requires_grad_(False)
 

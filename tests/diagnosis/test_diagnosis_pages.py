@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab.diagnosis import flow, fresh, view
+from trimtab.diagnosis import first_step, flow, fresh, view
 from trimtab.diagnosis.rules import (
     clipping_dominates,
     dead_units,
@@ -92,6 +92,7 @@ NUMBERS = [
     ("unscaled-inputs", after("of size", unscaled_inputs.SIZE)),
     ("unscaled-inputs", before("spreads", unscaled_inputs.OFFSET)),
     ("unscaled-targets", before("times", unscaled_targets.FAR)),
+    ("vanishing-gradient", before("steps", first_step.PLANNED)),
     ("vanishing-gradient", tenfold(vanishing_gradient.FADES)),
     ("vanishing-gradient", after("under", vanishing_gradient.STILL) + " of their weight"),
     ("vanishing-gradient", after("under", vanishing_gradient.BEHIND) + " of the best"),
