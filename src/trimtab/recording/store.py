@@ -4,6 +4,7 @@ SQLite because a killed run loses at most the step in flight, and because a view
 is WAL where the file system can do it, a rollback journal elsewhere.
 """
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -159,4 +160,7 @@ class Store:
         """Close the file; a record in memory stays readable as long as its connection is held."""
         if self.path is not None and os.getpid() == self._pid:
             with self._lock:
+                with contextlib.suppress(sqlite3.Error):  # a reader has it open, or it is closed already
+                    # one file that can be moved, and read where nothing can be written
+                    self.connection.execute("PRAGMA journal_mode = DELETE")
                 self.connection.close()
