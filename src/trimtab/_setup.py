@@ -2,20 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trimtab.errors import SetupError, StepError
-
-
-class Scheduler(Protocol):
-    """Anything with a `step` method that takes nothing."""
-
-    def step(self) -> None:
-        """Move on by one training step."""
 
 
 @dataclass
@@ -172,25 +164,6 @@ class Setup:
             if on_batch is not None:
                 on_batch(batch)
             yield self.train_step(batch)
-
-    def score(self) -> float:
-        """What `evaluate` gives in eval mode; the model is in training mode again afterwards where it was before.
-
-        Returns:
-            The score.
-
-        Raises:
-            SetupError: The setup has no `evaluate`.
-        """
-        if self.evaluate is None:
-            raise SetupError("evaluate must be given to score a setup")
-        training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                return float(self.evaluate(self.model))
-        finally:
-            self.model.train(training)
 
 
 def _kind(value: object) -> str:

@@ -30,7 +30,6 @@ class Problem:
         where: Places the root may name; it may name nothing else.
         also: Codes that may be said as well, above a note; all others must not be.
         slow: Whether it belongs to the second tier.
-        pending: Why the diagnosis does not tell it yet, "" where it does.
     """
 
     make: Callable[[bool], Setup]
@@ -38,7 +37,6 @@ class Problem:
     where: tuple[str, ...]
     also: tuple[str, ...] = ()
     slow: bool = False
-    pending: str = ""
 
     @property
     def name(self):
@@ -241,7 +239,6 @@ class Collapsing(nn.Module):
     "signal-collapse",
     "body.1",
     also=("dead-units", "frozen-parameters", "vanishing-gradient"),
-    pending="the rounding of a norm over one value is a signal of 1e-5 beside its small bias",
 )
 def group_of_one(broken):
     net = Collapsing(broken)

@@ -85,6 +85,7 @@ NUMBERS = [
     ("signal-collapse", plain(signal_collapse.ALIVE)),
     ("signal-collapse", power(signal_collapse.GONE)),
     ("signal-collapse", power(signal_collapse.DROP)),
+    ("signal-collapse", after("under", signal_collapse.FLAT)),
     ("signal-collapse", before("looks", signal_collapse.ENOUGH)),
     ("signal-collapse", after("step", signal_collapse.SETTLED)),
     ("symmetric-init", after("step", symmetric_init.SETTLED)),

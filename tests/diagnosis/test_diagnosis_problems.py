@@ -8,13 +8,11 @@ import trimtab
 SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 
 
-def listed(problems, pending=False):
-    """Parameters with their tiers; what is pending is expected to fail, until it does not."""
+def listed(problems):
+    """Parameters with their tiers."""
     found = []
     for p in problems:
         marks = [pytest.mark.slow] if p.slow else []
-        if pending and p.pending:
-            marks.append(pytest.mark.xfail(strict=True, reason=p.pending))
         found.append(pytest.param(p, id=p.name, marks=marks))
     return found
 
@@ -29,7 +27,7 @@ def loud(diagnosis):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("problem", listed(PROBLEMS, pending=True))
+@pytest.mark.parametrize("problem", listed(PROBLEMS))
 def test_the_root_comes_first_and_is_located(problem, seed):
     diagnosis = trimtab.diagnose(build(problem.make, True, seed=seed))
     said = loud(diagnosis)

@@ -28,7 +28,6 @@ def trained(path=None, steps=12, every=1):
             net(torch.randn(8, 5)).square().mean().backward()
             optimizer.step()
             recorder.log("mine", recorder.step)
-        recorder.event("note", {"why": "so"})
     recorder.store.close()
     return recorder
 
@@ -97,7 +96,6 @@ def test_memory_and_file_hold_the_same(tmp_path):
     assert np.array_equal(memory.readings, file.readings)
     assert np.array_equal(memory.losses, file.losses)
     assert memory.logged.keys() == file.logged.keys() == {"mine"}
-    assert memory.events == file.events == [(11, "note", {"why": "so"})]
     assert memory.units == file.units
     assert memory.details.keys() == file.details.keys()
     assert file.path == tmp_path / "a" / "b.db"

@@ -6,6 +6,7 @@ Jacobians, Hanin & Nica 2018, arXiv:1812.05994), so that the whole chain scatter
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trimtab.diagnosis.layers import Layer
@@ -56,15 +57,33 @@ class Flow:
 
     @property
     def per_layer(self) -> float:
-        """Geometric mean of the measured gains."""
-        logs = [math.log(gain.measured) for gain in self.gains if gain.measured > 0 and math.isfinite(gain.measured)]
-        return math.exp(sum(logs) / len(logs)) if logs else math.nan
+        """Geometric mean of the measured gains, NaN where there is none."""
+        return mean_gain(self.gains)
 
     @property
     def predicted_per_layer(self) -> float:
         """Geometric mean of the predicted gains, NaN where there is none."""
-        logs = [math.log(gain.predicted) for gain in self.gains if gain.predicted]
-        return math.exp(sum(logs) / len(logs)) if logs else math.nan
+        return mean_predicted_gain(self.gains)
+
+
+def mean_gain(gains: Sequence[Gain]) -> float:
+    """Geometric mean of measured gains that are positive and finite, NaN where there is none."""
+    return _geometric_mean([gain.measured for gain in gains])
+
+
+def mean_predicted_gain(gains: Sequence[Gain]) -> float:
+    """Geometric mean of the predicted gains, NaN where there is none."""
+    return _geometric_mean([gain.predicted for gain in gains if gain.predicted is not None])
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    logs = [math.log(value) for value in values if value > 0 and math.isfinite(value)]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def scatter(gain: Gain) -> float:
+    """Three standard deviations of the logarithm of one layer's gain at its width."""
+    return 3 * math.sqrt(SCATTER / max(gain.source.shape[0], 1))
 
 
 def flows(layers: list[Layer]) -> list[Flow]:

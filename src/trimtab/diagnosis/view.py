@@ -155,13 +155,22 @@ class View:
         seen = self.record.losses[self.record.loss_seen]
         return float(seen[0]) if len(seen) else math.nan
 
-    def movement(self, layer: Layer) -> float:
-        """Length of the path of a layer's weight over the run, relative to the weight: relative update times steps."""
+    def movement(self, layer: Layer, steps: int | None = None) -> float:
+        """Length of the path of a layer's weight, relative to the weight: median relative update times steps.
+
+        Args:
+            layer: The layer.
+            steps: Over how many steps; None for those of the run.
+
+        Returns:
+            The length, 0 where no update was seen.
+        """
         if not len(layer.updates) or not len(layer.values):
             return 0.0
         updates = relative_updates(layer)
         updates = updates[np.isfinite(updates)]  # a weight that starts at zero has no relative update yet
-        return float(np.median(updates)) * self.record.step_count if len(updates) else 0.0
+        steps = self.record.step_count if steps is None else steps
+        return float(np.median(updates)) * steps if len(updates) else 0.0
 
 
 def relative_updates(layer: Layer) -> np.ndarray:
@@ -178,9 +187,3 @@ def relative_updates(layer: Layer) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         relative: np.ndarray = layer.updates.norm[in_updates] / layer.values.norm[in_values]
     return relative
-
-
-def geometric_mean(values: np.ndarray) -> float:
-    """Geometric mean of the positive finite values, NaN when there are none."""
-    good = values[np.isfinite(values) & (values > 0)]
-    return float(np.exp(np.mean(np.log(good)))) if len(good) else math.nan

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.recording.graph import loss_facts, operation, trace_back
+from trimtab.recording.graph import operation, trace_back
 from trimtab.recording.walk import measurable
 from trimtab.recording.watched import WatchedModel
 from trimtab.stats import channel_rows, unit_summary
@@ -103,8 +103,3 @@ def input_channels(tensor: Tensor, watched: WatchedModel) -> Tensor | None:
     first = tensor.ndim != 3 or any(isinstance(m, nn.Conv1d) for _, m in watched.named_modules())
     axis = 1 if first else 2
     return channel_rows(tensor.detach(), axis) if tensor.shape[axis] <= MAX_CHANNELS else None
-
-
-def loss(start: Tensor, origins: dict[int, str]) -> dict[str, Any]:
-    """How the loss was made."""
-    return loss_facts(start, origins)

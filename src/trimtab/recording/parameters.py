@@ -56,10 +56,6 @@ class ParameterReader:
         """Let go of the copies of a step that has ended."""
         self._before.clear()
 
-    def owns(self, parameter: Tensor) -> bool:
-        """Whether a watched model has this parameter."""
-        return id(parameter) in self._sites
-
     def mark(self) -> None:
         """A backward pass begins: note the gradients that are there already, to tell what it leaves from what was left."""
         self._marks.clear()

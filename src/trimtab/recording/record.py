@@ -115,12 +115,6 @@ class Series:
         return self.rows[:, 4]
 
     @property
-    def zero_share(self) -> np.ndarray:
-        """Share of exact zeros."""
-        share: np.ndarray = self.rows[:, 5] / np.maximum(self.count, 1)
-        return share
-
-    @property
     def nonfinite(self) -> np.ndarray:
         """Number of NaN and infinite values."""
         return self.rows[:, 6]
@@ -211,7 +205,7 @@ class Record:
 
     def _load(self) -> None:
         """Read everything that is otherwise read when asked for, so that the file can be closed."""
-        _ = self.units, self.channels, self.details, self.events, self.logged
+        _ = self.units, self.channels, self.details, self.logged
 
     @cached_property
     def units(self) -> dict[int, list[Units]]:
@@ -239,14 +233,6 @@ class Record:
         for step, key, value in self._all("SELECT step, key, value FROM details ORDER BY step"):
             found.setdefault(key, []).append((step, json.loads(value)))
         return found
-
-    @cached_property
-    def events(self) -> list[tuple[int, str, Any]]:
-        """What happened: step, kind, value."""
-        return [
-            (step, kind, json.loads(v))
-            for step, kind, v in self._all("SELECT step, kind, value FROM events ORDER BY id")
-        ]
 
     @cached_property
     def logged(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -6,14 +6,13 @@ recorded steps: entry hooks from the end of the step before, taps from the first
 
 import contextlib
 import functools
-import itertools
 import os
 import sys
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec
 
 import torch
@@ -22,9 +21,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab import _torch
-from trimtab.recording import clock, details, facts
+from trimtab.recording import clock, details
 from trimtab.recording.clearing import Clearing
+from trimtab.recording.graph import loss_facts
+from trimtab.recording.journal import Journal
+from trimtab.recording.listening import Ear, let_go, take_hooks_off
 from trimtab.recording.parameters import ParameterReader
+from trimtab.recording.roster import Roster
 from trimtab.recording.schedule import Schedule
 from trimtab.recording.sites import SiteTable
 from trimtab.recording.store import Store
@@ -58,39 +61,6 @@ def _timed(method: Callable[Concatenate["Recorder", P], None]) -> Callable[Conca
     return timed
 
 
-class _Ear:
-    """Hears backward passes for a recorder that nobody but its user keeps alive."""
-
-    def __init__(self, recorder: "Recorder") -> None:
-        self._recorder = weakref.ref(recorder)
-
-    def before_backward(self, losses: tuple[Tensor, ...]) -> None:
-        recorder = self._recorder()
-        if recorder is not None:
-            recorder.before_backward(losses)
-
-    def after_backward(self) -> None:
-        recorder = self._recorder()
-        if recorder is not None:
-            recorder.after_backward()
-
-
-def _take_hooks_off(models: Iterable[WatchedModel], handles: list[Any]) -> None:
-    for watched in models:
-        watched.detach_taps()
-        watched.detach_entries()
-    for handle in handles:
-        handle.remove()
-    handles.clear()
-
-
-def _let_go(ear: _Ear, models: Iterable[WatchedModel], *handles: list[Any]) -> None:
-    """Leave torch as it was; also when the recorder was never closed."""
-    _torch.stop_listening_to_backward(ear)
-    for some in handles:
-        _take_hooks_off(models, some)
-
-
 _started: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
@@ -110,6 +80,7 @@ class Recorder:
     Attributes:
         store: Where the record goes.
         schedule: Which steps are recorded in full.
+        roster: Who is watched.
         step: Number of the open step.
         on_step: Called with the number of each finished step, after it; may raise to end the run.
         spent: Seconds spent inside trimtab's own hooks so far.
@@ -120,19 +91,16 @@ class Recorder:
         self.store = store
         self.schedule = schedule or Schedule()
         self.name = name
-        self.models: list[WatchedModel] = []
+        self.roster = Roster()
         self.on_step: Callable[[int], None] | None = None
         self.fault: Exception | None = None
         self.spent = 0.0
-        self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._optimizer_facts: list[dict[str, Any]] = []
         self._sites = SiteTable()
         self._tape = Tape()
+        self._journal = Journal(store, self._sites, self._tape)
         self._parameters = ParameterReader(self.models, self._sites, self._tape)
         self._clearing = Clearing()
         self._origins: dict[int, str] = {}
-        self._pending_losses: list[tuple[int, Any, float | None, int]] = []
-        self._pending_logs: list[tuple[int, str, Any]] = []
         self._handles: list[Any] = []
         self._leaf_handles: list[Any] = []
         self._scope = 0
@@ -148,19 +116,22 @@ class Recorder:
         self._closing = threading.Lock()
         self._batch: Any = None
         self._fed: set[int] = set()
-        self._began = time.perf_counter()
-        self._described = False
         self.step = 0
         self._window = self._open()
-        self._ear = _Ear(self)
-        weakref.finalize(self, _let_go, self._ear, self.models, self._handles, self._leaf_handles).atexit = False
+        self._ear = Ear(self)
+        weakref.finalize(self, let_go, self._ear, self.models, self._handles, self._leaf_handles).atexit = False
 
     # ------------------------------------------------------------------------------------------------ life
+
+    @property
+    def models(self) -> list[WatchedModel]:
+        """The watched models."""
+        return self.roster.models
 
     def start(self) -> "Recorder":
         """Begin to listen."""
         warm_up()
-        self._began = time.perf_counter()
+        self._journal.restart_clock()
         self._running = True
         _started.add(self)
         _torch.listen_to_backward(self._ear)
@@ -190,19 +161,19 @@ class Recorder:
             self._note({"ended": time.time(), "how": how})
         self._ended = True
         self._remove_hooks()
-        _take_hooks_off((), self._handles)
+        take_hooks_off((), self._handles)
 
     def _finish(self, how: str) -> None:
         try:
             if self._window.optimizers:
                 self._close_step()
-            self._flush()
+            self._journal.flush()
             if self.step:
                 self._describe()
             self.store.facts({
                 "ended": time.time(),
                 "how": how,
-                "seconds": time.perf_counter() - self._began,
+                "seconds": self._journal.seconds,
                 "spent": self.spent,
             })
         except Exception as error:
@@ -210,7 +181,7 @@ class Recorder:
 
     def _remove_hooks(self) -> None:
         _torch.stop_listening_to_backward(self._ear)
-        _take_hooks_off(self.models, self._leaf_handles)
+        take_hooks_off(self.models, self._leaf_handles)
         self._set_eager(False)
 
     def fail(self, error: Exception) -> None:
@@ -235,37 +206,25 @@ class Recorder:
 
     def add_model(self, model: nn.Module, label: str = "") -> WatchedModel:
         """Watch a model from the next forward call on."""
-        for watched in self.models:
-            if watched.model is model:
-                return watched
-        watched = WatchedModel(self, model, len(self.models), self._unused(label or type(model).__name__))
-        self.models.append(watched)
-        self._described = False
-        self._parameters.refresh()
-        if self._window.recording and self._running:
-            watched.attach_entries()
+        watched = self.roster.watched(model)
+        if watched is None:
+            watched = self.roster.add_model(self, model, label)
+            self._parameters.refresh()
+            if self._window.recording and self._running:
+                watched.attach_entries()
         return watched
-
-    def _unused(self, label: str) -> str:
-        """The label, numbered where another model has it."""
-        taken = {watched.label for watched in self.models}
-        numbered = (f"{label}-{i}" for i in itertools.count(2))
-        return next(name for name in itertools.chain([label], numbered) if name not in taken)
 
     def add_optimizer(self, optimizer: Optimizer, label: str = "") -> int:
         """Watch an optimizer from its next step on."""
-        for index, reference in enumerate(self._optimizers):
-            if reference() is optimizer:
-                return index
-        self._optimizers.append(weakref.ref(optimizer))
-        self._optimizer_facts.append({"label": label, "class": type(optimizer).__name__, "bases": [], "groups": []})
-        self._handles += clock.attach(self, optimizer)
-        self._described = False
-        return len(self._optimizers) - 1
+        index = self.roster.index(optimizer)
+        if index is None:
+            index = self.roster.add_optimizer(optimizer, label)
+            self._handles += clock.attach(self, optimizer)
+        return index
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Keep a number of the user's for the open step."""
-        self._pending_logs.append((self.step, name, value.detach().clone() if isinstance(value, Tensor) else value))
+        self._journal.log(self.step, name, value)
 
     def batch(self, batch: Any) -> None:
         """The training step is about to use this batch: what no model is fed with is a target."""
@@ -275,16 +234,10 @@ class Recorder:
 
     def close_without_step(self) -> None:
         """The open step ends though no optimizer has stepped: a look at a model before training."""
-        for reference in self._optimizers:
-            optimizer = reference()
-            if optimizer is not None:
-                self._parameters.before_step(optimizer, self._window)
+        for optimizer in self.roster.optimizers:
+            self._parameters.before_step(optimizer, self._window)
         self._window.details["distinct"] = self._parameters.distinct()
         self._close_step()
-
-    def event(self, kind: str, value: Any = None) -> None:
-        """Note something that happened at the open step."""
-        self.store.event(self.step, kind, value)
 
     # ------------------------------------------------------------------------------------------------ steps
 
@@ -312,21 +265,17 @@ class Recorder:
     def _close_step(self) -> None:
         window = self._window
         self._last = None
-        _take_hooks_off((), self._leaf_handles)
+        take_hooks_off((), self._leaf_handles)
         self._origins.clear()
         self._owner = None
         self._parameters.forget()
-        loss = window.loss()
-        rate = self._rate(window.optimizers)
-        self._pending_losses.append((window.step, loss, rate, window.optimizers))
+        self._journal.step_ended(window, self.roster.rate(window.optimizers))
         if window.recording:
             self._read_targets()
             self._describe()
-            self._commit(window)
+            self._journal.write(window, self.roster.rates())
             for watched in self.models:
                 watched.detach_taps()
-        elif len(self._pending_losses) >= 50:
-            self._flush()
         self.step += 1
         self._window = self._open()
         if self._window.recording:
@@ -336,75 +285,12 @@ class Recorder:
             for watched in self.models:
                 watched.detach_entries()
 
-    def _commit(self, window: Window) -> None:
-        rows = window.rows(self._tape.rows(), len(self._sites))
-        info = {
-            "passes": window.passes,
-            "optimizers": window.optimizers,
-            "uncleared": window.uncleared,
-            "training": window.training,
-            "dropped": self._scope_count(window) - len(window.live),
-            "rates": [self._group_rates(i) for i in range(len(self._optimizers))],
-        }
-        units = [(window.step, site, row.cpu().numpy()) for scope, site, row in window.units if scope in window.live]
-        channels = [
-            (window.step, site, block.cpu().numpy()) for scope, site, block in window.channels if scope in window.live
-        ]
-        losses, self._pending_losses = self._pending_losses, []
-        logs, self._pending_logs = self._pending_logs, []
-        self.store.commit(
-            sites=self._sites.take_new(),
-            step=(window.step, time.perf_counter() - self._began, info, rows),
-            losses=losses,
-            units=units,
-            channels=channels,
-            details=[
-                (window.step, key, value) for key, value in (window.details | {"links": window.links}).items() if value
-            ],
-            logged=[(step, name, float(value)) for step, name, value in logs],
-        )
-        self._tape.clear()
-
-    @staticmethod
-    def _scope_count(window: Window) -> int:
-        return len({scope for _, _, scope in window.forwards})
-
-    def _flush(self) -> None:
-        losses, self._pending_losses = self._pending_losses, []
-        logs, self._pending_logs = self._pending_logs, []
-        if losses or logs:
-            self.store.commit(losses=losses, logged=[(step, name, float(value)) for step, name, value in logs])
-
-    def _rate(self, bits: int) -> float | None:
-        for index, reference in enumerate(self._optimizers):
-            optimizer = reference()
-            if bits >> index & 1 and optimizer is not None and optimizer.param_groups:
-                return float(optimizer.param_groups[0].get("lr", float("nan")))
-        return None
-
-    def _group_rates(self, index: int) -> list[float]:
-        optimizer = self._optimizers[index]()
-        return [] if optimizer is None else [float(g.get("lr", float("nan"))) for g in optimizer.param_groups]
-
     def _describe(self) -> None:
         """Write what the models and optimizers are, again whenever something has joined."""
-        if self._described and not self._parameters.changed:
-            return
-        self._described = True
-        self._parameters.refresh()
-        self._parameters.changed = False
-        names: dict[int, str] = {}
-        for watched in self.models:
-            for name, parameter, _ in watched.named_parameters():
-                names.setdefault(id(parameter), name if len(self.models) == 1 else f"{watched.label}.{name}")
-        optimized = set()
-        for index, reference in enumerate(self._optimizers):
-            optimizer = reference()
-            if optimizer is not None:  # of one that is gone, what was last known stands
-                optimized |= {id(p) for group in optimizer.param_groups for p in group["params"]}
-                self._optimizer_facts[index] |= facts.optimizer_facts(optimizer, names)
-        models = [watched.facts(optimized) for watched in self.models]
-        self.store.facts({"models": models, "optimizers": self._optimizer_facts})
+        if self.roster.changed or self._parameters.changed:
+            self._parameters.refresh()
+            self.roster.changed = self._parameters.changed = False
+            self.store.facts(self.roster.facts())
 
     # ------------------------------------------------------------------------------------------------ forward
 
@@ -455,8 +341,7 @@ class Recorder:
 
     def drop_untrained(self) -> None:
         """Leave models alone none of whose parameters any optimizer trains: teachers, perceptual losses."""
-        optimizers = [reference() for reference in self._optimizers]
-        trained = {id(p) for o in optimizers if o is not None for group in o.param_groups for p in group["params"]}
+        trained = self.roster.trained()
         for watched in self.models:
             watched.trained |= any(id(p) in trained for _, p, _ in watched.named_parameters())
             self._set_active(watched, watched.trained and not watched.absorbed)
@@ -474,7 +359,7 @@ class Recorder:
         if active == watched.active:
             return
         watched.active = active
-        self._described = False
+        self.roster.changed = True
         if not active:
             watched.detach_taps()
             watched.detach_entries()
@@ -576,7 +461,7 @@ class Recorder:
             self._active, self._stepped = True, False
             self._keep_loss(losses)
             if window.detail and window.passes == window.first_pass + 1 and losses:
-                window.details["loss"] = details.loss(losses[0], self._origins)
+                window.details["loss"] = loss_facts(losses[0], self._origins)
         except Exception as error:  # never into the user's backward pass
             self.fail(error)
 
@@ -667,5 +552,5 @@ class Recorder:
         """An optimizer that nobody watches has stepped: the passes before it were its own."""
         if self._window.optimizers or not self._running or self._elsewhere():
             return
-        if all(reference() is not optimizer for reference in self._optimizers):
+        if self.roster.index(optimizer) is None:
             self._window.forget_passes()

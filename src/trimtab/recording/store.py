@@ -30,7 +30,6 @@ CREATE TABLE IF NOT EXISTS units (step INTEGER NOT NULL, site INTEGER NOT NULL, 
 CREATE TABLE IF NOT EXISTS channels (step INTEGER NOT NULL, site INTEGER NOT NULL, readings BLOB NOT NULL, PRIMARY KEY (step, site));
 CREATE TABLE IF NOT EXISTS details (step INTEGER NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (step, key));
 CREATE TABLE IF NOT EXISTS logged (step INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (step, name));
-CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, step INTEGER NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL);
 """
 
 
@@ -91,15 +90,6 @@ class Store:
         rows = [(key, json.dumps(value)) for key, value in values.items()]
         with self._lock:
             self.connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", rows)
-
-    def event(self, step: int, kind: str, value: Any) -> None:
-        """Note something that happened at `step`."""
-        if os.getpid() != self._pid:
-            return
-        with self._lock:
-            self.connection.execute(
-                "INSERT INTO events (step, kind, value) VALUES (?, ?, ?)", (step, kind, json.dumps(value))
-            )
 
     def commit(
         self,

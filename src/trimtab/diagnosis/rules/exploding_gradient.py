@@ -8,7 +8,7 @@ import numpy as np
 from trimtab._messages import say
 from trimtab.diagnosis.advice import initialization
 from trimtab.diagnosis.first_step import foretold_update
-from trimtab.diagnosis.flow import Flow, flows
+from trimtab.diagnosis.flow import Flow, flows, mean_gain, mean_predicted_gain, scatter
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.view import View, relative_updates
 from trimtab.report import Evidence, Finding, Repair, Severity
@@ -44,34 +44,17 @@ def _first_jump(view: View, flow: Flow) -> float:
 
 
 def _finding(view: View, flow: Flow, jump: float, severity: Severity) -> Finding:
-    strong = [
-        gain
-        for gain in flow.gains
-        if gain.measured > 0 and math.log(gain.measured) > 3 * math.sqrt(5 / max(gain.source.shape[0], 1))
-    ]
+    strong = [gain for gain in flow.gains if gain.measured > 0 and math.log(gain.measured) > scatter(gain)]
     first, last = flow.layers[0], flow.layers[-1]
     names = {gain.source.name for gain in strong} | {gain.layer.name for gain in strong}
     joined = any(layer.before.joins for layer in flow.layers)
     layers = [layer for layer in flow.layers if layer.name in names and not joined] or list(flow.layers[:-1])
     ratio = 10 ** min(flow.log_total, 300.0)
-    per_layer = (
-        math.exp(float(np.mean([math.log(g.measured) for g in strong])))
-        if strong
-        else 10 ** (flow.log_total / max(len(flow.layers) - 1, 1))
-    )
-    predicted = [g.predicted for g in strong if g.predicted]
+    per_layer = mean_gain(strong) if strong else 10 ** (flow.log_total / max(len(flow.layers) - 1, 1))
     evidence = [Evidence(say("squared gradient, per layer"), per_layer, 1.0, None, "x", 0)]
-    if predicted:
-        evidence.append(
-            Evidence(
-                say("the same from the weights as drawn"),
-                math.exp(float(np.mean(np.log(predicted)))),
-                1.0,
-                None,
-                "x",
-                0,
-            )
-        )
+    predicted = mean_predicted_gain(strong)
+    if not math.isnan(predicted):
+        evidence.append(Evidence(say("the same from the weights as drawn"), predicted, 1.0, None, "x", 0))
     evidence += [
         Evidence(
             say(

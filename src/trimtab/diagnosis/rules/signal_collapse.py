@@ -21,6 +21,10 @@ DROP = 1e4
 """By how much one module must cut the varying share for the collapse to be its own: a layer far from criticality takes a factor of
 10 to 100 (chi_1 of a sigmoid layer at sigma_w = 1 is 1/18), a norm over one value or a zero gain all of it."""
 
+FLAT = 1e-3
+"""Variance over the samples of a norm's output over its gain squared, expected to be 1: below this the norm has nothing to
+normalize by, or its epsilon outweighs the variance a thousand times."""
+
 ENOUGH = 3
 """Looks at which it must be so; zero-initialized branches pass their first update."""
 
@@ -37,7 +41,7 @@ def find(view: View) -> Iterator[Found]:
 def _constant(view: View, model: int) -> Iterator[Found]:
     links = links_of(view.record, model)
     order = list(links)
-    dead = [name for name in order if _is_constant(view.units(model, name))]
+    dead = [name for name in order if _is_constant(view.units(model, name)) or _is_flattened(view, model, name)]
     if not dead:
         return
     origin = next((name for name in dead if _input_varies(view, model, name, links, dead)), None)
@@ -156,10 +160,22 @@ def _is_constant(units: list[Units]) -> bool:
     return len(settled) >= ENOUGH and all(u.units > 0 and (u.constant == u.units or u.signal <= GONE) for u in settled)
 
 
+def _is_flattened(view: View, model: int, name: str) -> bool:
+    """Whether a norm's output varies by far less than its gain: it makes every variance 1, but for one value and its rounding."""
+    output = view.series(model, name, "output")
+    settled = [u for u in view.units(model, name) if u.step >= SETTLED]
+    if not is_norm(view.class_of(model, name)) or output is None or len(settled) < ENOUGH:
+        return False
+    gain = view.series(model, f"{name}.weight" if name else "weight", "parameter")
+    expected = 1.0 if gain is None else float(gain.second_moment[0])
+    moments = dict(zip(output.steps.tolist(), output.second_moment.tolist(), strict=True))
+    return all(u.signal * moments.get(u.step, expected) < FLAT * expected for u in settled)
+
+
 def _was_constant(view: View, model: int, name: str) -> bool:
     """Whether the first look found it constant too: what still varied then has collapsed in training, by what came before."""
     first = view.units(model, name)[0]
-    return first.constant == first.units or first.signal <= GONE
+    return first.constant == first.units or first.signal <= GONE or _is_flattened(view, model, name)
 
 
 def _input_varies(view: View, model: int, name: str, links: dict[str, dict[str, object]], dead: list[str]) -> bool:
@@ -171,6 +187,8 @@ def _input_varies(view: View, model: int, name: str, links: dict[str, dict[str, 
     if any(source in dead for source in sources):
         return False
     before = [share for share in (_late_signal(view.units(model, source)) for source in sources) if share is not None]
+    if _is_flattened(view, model, name):
+        return bool(before) and max(before) > ALIVE
     return bool(before) and max(before) > DROP * max(_late_signal(view.units(model, name)) or 0.0, 1e-12)
 
 

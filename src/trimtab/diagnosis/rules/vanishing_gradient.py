@@ -8,7 +8,7 @@ import numpy as np
 from trimtab._messages import say
 from trimtab.diagnosis.advice import initialization
 from trimtab.diagnosis.first_step import PLANNED, foretold_update
-from trimtab.diagnosis.flow import Flow, Gain, flows
+from trimtab.diagnosis.flow import Flow, Gain, flows, mean_gain, mean_predicted_gain, scatter
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.layers import Layer
 from trimtab.diagnosis.view import View, relative_updates
@@ -18,7 +18,8 @@ BEHIND = 0.01
 """A layer whose weights move by less than this share of what the best moving layer's do stands still beside it."""
 
 STILL = 0.01
-"""Path of a layer's weight over the whole run, relative to the weight, below which it is what it was drawn to be."""
+"""Path of a layer's weight over the whole run (over 1000 steps, where the run is shorter), relative to the weight, below which it is
+what it was drawn to be."""
 
 FADES = 1.0
 """log10 of the squared gradient's loss, beyond the tolerance of the width, before it is worth a word."""
@@ -41,7 +42,8 @@ def find(view: View) -> Iterator[Found]:
 
 def _standing_still(view: View, flow: Flow) -> list[Layer]:
     """Layers that hardly move, in themselves and beside the one that moves most."""
-    moves = {layer.name: view.movement(layer) for layer in flow.layers if len(layer.updates)}
+    steps = max(view.record.step_count, PLANNED)  # what is short is not therefore still
+    moves = {layer.name: view.movement(layer, steps) for layer in flow.layers if len(layer.updates)}
     if view.before_training:
         moves = {layer.name: PLANNED * foretold_update(view, layer) for layer in flow.layers}
         moves = {name: path for name, path in moves.items() if path == path}
@@ -56,100 +58,74 @@ def _standing_still(view: View, flow: Flow) -> list[Layer]:
 
 
 def _finding(view: View, flow: Flow, still: list[Layer], severity: Severity) -> Finding:
-    weak = [
-        gain for gain in flow.gains if gain.measured > 0 and math.log(gain.measured) < -3 * math.sqrt(5 / _width(gain))
-    ]
+    weak = [gain for gain in flow.gains if gain.measured > 0 and math.log(gain.measured) < -scatter(gain)]
     shown = weak or list(flow.gains)
-    layers = _between(flow, shown)
-    first, last = flow.layers[0], flow.layers[-1]
-    top = view.name(last.model, last.name)
-    per_layer = (
-        math.exp(np.mean([math.log(g.measured) for g in shown if g.measured > 0]))
-        if any(g.measured > 0 for g in shown)
-        else 0.0
-    )
-    predicted = [g.predicted for g in shown if g.predicted]
-    ratio = 10**flow.log_total if math.isfinite(flow.log_total) else 0.0
-    start = view.name(shown[-1].source.model, shown[-1].source.name) if shown else top
-    evidence = [
-        Evidence(
-            say("squared gradient, per layer"),
-            per_layer,
-            1.0,
-            math.exp(3 * math.sqrt(5 / _width(shown[0]))) if shown else None,
-            "x",
-            0,
-        ),
-        Evidence(
-            say("squared gradient at {first} over that at {last}", first=view.name(first.model, first.name), last=top),
-            ratio,
-            1.0,
-            10**flow.tolerance,
-            "x",
-            0,
-        ),
-    ]
-    if predicted:
-        evidence.insert(
-            1,
-            Evidence(
-                say("the same from the weights as drawn"),
-                math.exp(float(np.mean(np.log(predicted)))),
-                1.0,
-                None,
-                "x",
-                0,
-            ),
-        )
-    scale = _weight_scale(shown)
-    if scale is not None:
-        evidence.append(
-            Evidence(say("fan_in times the mean square of the weights"), scale[0], scale[1], None, "", 0, start)
-        )
-    updates = relative_updates(still[0]) if still else np.zeros(0)
-    updates = updates[np.isfinite(updates)]
-    if len(updates):
-        evidence.append(
-            Evidence(
-                say("update of {name} over its weight, a step", name=view.name(still[0].model, still[0].name)),
-                float(np.median(updates)),
-                1e-3,
-            )
-        )
-    if weak and len(weak) >= 2:
-        summary = say(
-            "Each layer multiplies the squared gradient by about {gain:.3g} ({nice}), where 1 keeps it. It starts at layer {start}, next to the output, and "
-            "at layer {first} only {ratio:.2g} of it is left.",
-            gain=per_layer,
-            nice=_fraction(per_layer),
-            start=start,
-            first=view.name(first.model, first.name),
-            ratio=ratio,
-        )
-    else:
-        summary = say(
-            "Of the squared gradient at layer {top} only {ratio:.2g} reaches layer {first}; layer {start} takes most of it.",
-            top=top,
-            ratio=ratio,
-            start=start,
-            first=view.name(first.model, first.name),
-        )
+    summary = _summary(view, flow, shown, several=len(weak) >= 2)
     if severity == "note":
         summary += " " + say("The run learns all the same: its optimizer or its width makes up for it.")
     return Finding(
         code="vanishing-gradient",
         severity=severity,
-        where=view.names(layers),
+        where=view.names(_between(flow, shown)),
         summary=summary,
-        evidence=tuple(evidence),
+        evidence=tuple(_evidence(view, flow, shown, still)),
         repairs=initialization(list(flow.layers)),
         reference="Glorot & Bengio 2010; He et al. 2015, arXiv:1502.01852; Schoenholz et al. 2017, arXiv:1611.01232",
         location=view.place("forward"),
     )
 
 
-def _width(gain: Gain) -> float:
-    return max(gain.source.shape[0], 1)
+def _summary(view: View, flow: Flow, shown: list[Gain], *, several: bool) -> str:
+    gain, last = mean_gain(shown), flow.layers[-1]
+    words = {
+        "first": view.name(flow.layers[0].model, flow.layers[0].name),
+        "start": _start(view, flow, shown),
+        "ratio": _ratio(flow),
+    }
+    if several:
+        return say(
+            "Each layer multiplies the squared gradient by about {gain:.3g} ({nice}), where 1 keeps it. It starts at layer {start}, next to the output, and "
+            "at layer {first} only {ratio:.2g} of it is left.",
+            gain=gain,
+            nice=_fraction(gain),
+            **words,
+        )
+    return say(
+        "Of the squared gradient at layer {top} only {ratio:.2g} reaches layer {first}; layer {start} takes most of it.",
+        top=view.name(last.model, last.name),
+        **words,
+    )
+
+
+def _evidence(view: View, flow: Flow, shown: list[Gain], still: list[Layer]) -> Iterator[Evidence]:
+    first, last = (view.name(layer.model, layer.name) for layer in (flow.layers[0], flow.layers[-1]))
+    if shown and not math.isnan(mean_gain(shown)):
+        yield Evidence(say("squared gradient, per layer"), mean_gain(shown), 1.0, math.exp(scatter(shown[0])), "x", 0)
+    predicted = mean_predicted_gain(shown)
+    if not math.isnan(predicted):
+        yield Evidence(say("the same from the weights as drawn"), predicted, 1.0, None, "x", 0)
+    across = say("squared gradient at {first} over that at {last}", first=first, last=last)
+    yield Evidence(across, _ratio(flow), 1.0, 10**flow.tolerance, "x", 0)
+    scale = _weight_scale(shown)
+    if scale is not None:
+        start = _start(view, flow, shown)
+        yield Evidence(say("fan_in times the mean square of the weights"), *scale, None, "", 0, start)
+    updates = relative_updates(still[0]) if still else np.zeros(0)
+    updates = updates[np.isfinite(updates)]
+    if len(updates):
+        name = view.name(still[0].model, still[0].name)
+        yield Evidence(say("update of {name} over its weight, a step", name=name), float(np.median(updates)), 1e-3)
+
+
+def _ratio(flow: Flow) -> float:
+    """Squared gradient at the first layer over that at the last."""
+    return float(10**flow.log_total) if math.isfinite(flow.log_total) else 0.0
+
+
+def _start(view: View, flow: Flow, shown: list[Gain]) -> str:
+    """The layer next to the output at which the gradient has begun to fade."""
+    layer = shown[-1].source if shown else flow.layers[-1]
+    return view.name(layer.model, layer.name)
 
 
 def _between(flow: Flow, gains: list[Gain]) -> list[Layer]:
