@@ -136,7 +136,7 @@ class Setup:
             The scalar loss.
 
         Raises:
-            StepError: It is not a scalar tensor.
+            StepError: It is not a scalar tensor, or no gradient can flow from it.
         """
         loss = self.loss(self.model, batch)
         if not isinstance(loss, Tensor):
@@ -144,6 +144,10 @@ class Setup:
         if loss.numel() != 1:
             raise StepError(
                 f"loss must give a scalar tensor, but it gave one of shape {tuple(loss.shape)}; reduce it with .mean()"
+            )
+        if not loss.requires_grad:
+            raise StepError(
+                "loss does not depend on any parameter of the model: it was computed under no_grad, or from detach(), .item() or numpy"
             )
         return loss
 

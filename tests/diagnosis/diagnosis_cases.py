@@ -106,6 +106,7 @@ class Made:
             "owner": owner,
             "registered": True,
             "optimized": True,
+            "updated": False,
         }
 
     def set(self, name, kind, value):

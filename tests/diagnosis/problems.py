@@ -506,7 +506,7 @@ def heavy_momentum(broken):
 @problem("learning-rate-too-low", "optimizer")
 def adam_at_a_millionth(broken):
     net = he(mlp(3))
-    return classify(net, Adam(net.parameters(), 1e-6 if broken else 1e-3))
+    return classify(net, Adam(net.parameters(), 1e-6 if broken else 1e-3), 120)
 
 
 @problem("learning-rate-too-low", "optimizer", "loop", slow=True)

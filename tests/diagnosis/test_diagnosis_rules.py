@@ -191,6 +191,28 @@ def test_never_reached_needs_five_steps_and_somebody_who_is():
     made = Made(loss=stuck())
     for name in made.parameters:
         made.set(name, "raw-gradient", None)
+    assert only(frozen_parameters, made).finding.where == ("loss",)
+
+
+def test_gradients_that_are_gone_before_the_step():
+    made = Made(loss=stuck())
+    for name in made.parameters:
+        made.set(name, "parameter-gradient", None)
+    finding = only(frozen_parameters, made).finding
+    assert (finding.severity, finding.where) == ("error", ("loop",))
+
+
+def test_a_bias_that_training_has_moved_speaks_for_its_weight():
+    made = frozen("a.weight", "a.bias", "b.weight")
+    assert only(frozen_parameters, made).finding.where == ("a", "b")
+    made.parameters["a.bias"]["quantiles"] = np.linspace(-3, 3, 33).tolist()
+    assert only(frozen_parameters, made).finding.where == ("b",)
+
+
+def test_what_was_trained_under_watch_is_no_fresh_draw():
+    made = frozen("a.weight", "b.weight")
+    for name in ("a.weight", "b.weight"):
+        made.parameters[name]["updated"] = True
     assert findings(frozen_parameters, made) == []
 
 
@@ -516,7 +538,7 @@ def test_learning_rate_too_high_by_layers_that_die():
     assert findings(learning_rate_too_high, made) == []
 
 
-def slow(update, steps=60, loss=None):
+def slow(update, steps=120, loss=None):
     made = Made(loss=[2.3 - 1e-4 * i for i in range(steps)] if loss is None else loss, steps=steps)
     for name in "abc":
         made.set(f"{name}.weight", "update", row(update, count=256))
@@ -526,24 +548,24 @@ def slow(update, steps=60, loss=None):
 def test_learning_rate_too_low():
     finding, begins = only(learning_rate_too_low, slow(1e-5))
     assert (finding.severity, finding.where, begins) == ("error", ("optimizer",), 0)
-    assert evidence(finding, "path").measured == pytest.approx(60 * 1e-4, rel=1e-4)
+    assert evidence(finding, "path").measured == pytest.approx(120 * 1e-4, rel=1e-4)
     assert evidence(finding, "gradient norm").measured == pytest.approx(1.0, rel=1e-5)
-    assert findings(learning_rate_too_low, slow(2e-4)) == []
+    assert findings(learning_rate_too_low, slow(1e-4)) == []
 
 
 def test_learning_rate_too_low_is_not_said_of_a_run_that_has_arrived_or_moves():
     arrived = slow(1e-5)
     for name in arrived.parameters:
-        arrived.set(name, "raw-gradient", [row(1e-2 if i < 20 else 1e-4) for i in range(60)])
+        arrived.set(name, "raw-gradient", [row(1e-2 if i < 40 else 1e-4) for i in range(120)])
     assert findings(learning_rate_too_low, arrived) == []
-    assert findings(learning_rate_too_low, slow(1e-5, loss=np.linspace(2.3, 1.5, 60))) == []
-    assert findings(learning_rate_too_low, slow(1e-5, loss=np.full(60, 0.2))) == []  # trained before
-    assert findings(learning_rate_too_low, slow(1e-5, steps=19)) == []
-    assert findings(learning_rate_too_low, slow(1e-5, loss=[2.3] * 59 + [math.nan])) == []
+    assert findings(learning_rate_too_low, slow(1e-5, loss=np.linspace(2.3, 1.5, 120))) == []
+    assert findings(learning_rate_too_low, slow(1e-5, loss=np.full(120, 0.2))) == []  # trained before
+    assert findings(learning_rate_too_low, slow(1e-5, steps=99)) == []
+    assert findings(learning_rate_too_low, slow(1e-5, loss=[2.3] * 119 + [math.nan])) == []
 
 
 def test_a_schedule_that_ends_the_run():
-    made = slow(1e-3)
+    made = slow(1e-3, steps=60)
     made.rates = [0.1 * 0.7**i for i in range(60)]
     finding, begins = only(learning_rate_too_low, made)
     assert (finding.severity, finding.where) == ("error", ("optimizer", "loop"))

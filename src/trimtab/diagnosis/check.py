@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from trimtab._setup import Setup
 from trimtab.diagnosis.diagnose import check_ignored, diagnose_record
-from trimtab.errors import UsageError
+from trimtab.errors import SetupError, UsageError
 from trimtab.recording import Record, Recorder, Schedule, Store
+from trimtab.recording.walk import tensors
 from trimtab.report import Diagnosis
 
 
@@ -49,6 +50,7 @@ def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
         try:
             setup.model.train()
             batch = next(setup.stream())
+            _refuse_empty(batch)
             recorder.batch(batch)
             for parameter in (*setup.model.parameters(), *trained):
                 parameter.grad = None
@@ -58,6 +60,12 @@ def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
         finally:
             recorder.close("checked")
     return diagnose_record(Record.of(store), ignore)
+
+
+def _refuse_empty(batch: Any) -> None:
+    shapes = [tuple(tensor.shape) for tensor in tensors(batch)]
+    if shapes and all(0 in shape for shape in shapes):
+        raise SetupError(f"batches must give batches with samples in them, but the first is empty: {shapes}")
 
 
 @contextmanager

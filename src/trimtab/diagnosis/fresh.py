@@ -44,6 +44,25 @@ def looks_fresh(parameter: Mapping[str, Any]) -> bool:
     return _accepts(values, stats.norm(0, 0.02).cdf, count)
 
 
+def bias_looks_fresh(bias: Mapping[str, Any], fan_in: float) -> bool:
+    """Whether a bias is as an initialization leaves it: all zero, or uniform within 1/sqrt(fan_in).
+
+    Args:
+        bias: Its facts; without a sketch nothing speaks against it.
+        fan_in: Inputs of its layer.
+
+    Returns:
+        False where training has moved it.
+    """
+    quantiles = bias.get("quantiles")
+    if not quantiles or quantiles[0] == quantiles[-1]:
+        return True
+    bound = 1 / math.sqrt(fan_in)
+    if max(-quantiles[0], quantiles[-1]) > bound * (1 + 1e-6):
+        return False
+    return _accepts(quantiles, stats.uniform(-bound, 2 * bound).cdf, int(np.prod(bias["shape"])))
+
+
 def _accepts(quantiles: Sequence[float] | np.ndarray, cdf: Any, count: int) -> bool:
     """Kolmogorov-Smirnov distance at the sketch's points against its critical value for `count` draws."""
     levels = np.linspace(0, 1, len(quantiles))

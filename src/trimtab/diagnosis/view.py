@@ -27,6 +27,9 @@ ADAPTIVE = {
 }
 """Optimizers whose step does not grow with the gradient."""
 
+FIRST = 10
+"""Recorded updates at the start."""
+
 LEARNED = 0.5
 """Share of the first loss (or of what a constant answer gets) that must be gone before a run counts as one that learns."""
 
@@ -85,6 +88,11 @@ class View:
         """Whether every optimizer divides the gradient by its own size."""
         optimizers = self.record.optimizers
         return bool(optimizers) and all(ADAPTIVE & set(o.get("bases", ())) for o in optimizers)
+
+    @property
+    def optimizer(self) -> str:
+        """The first optimizer's class as code."""
+        return f"torch.optim.{self.record.optimizers[0]['class']}" if self.record.optimizers else "torch.optim.SGD"
 
     @cached_property
     def loss(self) -> dict[str, Any]:
@@ -158,6 +166,8 @@ class View:
     def movement(self, layer: Layer, steps: int | None = None) -> float:
         """Length of the path of a layer's weight, relative to the weight: median relative update times steps.
 
+        The largest of the first updates counts where it is larger: a layer that moved until something else broke has moved.
+
         Args:
             layer: The layer.
             steps: Over how many steps; None for those of the run.
@@ -170,7 +180,9 @@ class View:
         updates = relative_updates(layer)
         updates = updates[np.isfinite(updates)]  # a weight that starts at zero has no relative update yet
         steps = self.record.step_count if steps is None else steps
-        return float(np.median(updates)) * steps if len(updates) else 0.0
+        if not len(updates):
+            return 0.0
+        return max(float(np.median(updates)), float(updates[:FIRST].max())) * steps
 
 
 def relative_updates(layer: Layer) -> np.ndarray:

@@ -94,7 +94,7 @@ def plain_name(name: str, wrapped: int) -> str:
     return ".".join(part for part in name.split(".")[wrapped:] if part != "_orig_mod")
 
 
-def parameter_facts(parameter: Tensor, owner: str, registered: bool, optimized: bool) -> dict[str, Any]:
+def parameter_facts(parameter: Tensor, owner: str, registered: bool, optimized: bool, updated: bool) -> dict[str, Any]:
     """Shape and standing of one parameter; one that nothing trains is sketched by its quantiles."""
     facts: dict[str, Any] = {
         "shape": list(parameter.shape),
@@ -103,6 +103,7 @@ def parameter_facts(parameter: Tensor, owner: str, registered: bool, optimized: 
         "owner": owner,
         "registered": registered,
         "optimized": optimized,
+        "updated": updated,
     }
     if not (parameter.requires_grad and optimized) and readable(parameter) and parameter.numel() > 1:
         facts["quantiles"] = quantiles(parameter)

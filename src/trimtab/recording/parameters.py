@@ -33,6 +33,7 @@ class ParameterReader:
         self._strangers: dict[int, weakref.ref[Tensor]] = {}
         self._marks: dict[int, tuple[int, int]] = {}
         self._before: dict[int, Tensor] = {}
+        self._updated: dict[int, weakref.ref[Tensor]] = {}
         self.changed = False
 
     def refresh(self) -> None:
@@ -139,9 +140,16 @@ class ParameterReader:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 before = self._before.pop(id(parameter), None)
+                if parameter.grad is not None:
+                    self._updated[id(parameter)] = weakref.ref(parameter)
                 if before is not None:
                     row = self._tape.measure_difference(_looked_at(parameter), before)
                     window.parameters[self._sites[id(parameter)][3]] = row
+
+    def was_updated(self, parameter: Tensor) -> bool:
+        """Whether an optimizer has stepped this parameter with a gradient, at a recorded step."""
+        reference = self._updated.get(id(parameter))
+        return reference is not None and reference() is parameter
 
     def distinct(self) -> dict[str, list[int]]:
         """Output units with weights of their own, and all output units, of every weight."""

@@ -128,6 +128,11 @@ class Recorder:
         """The watched models."""
         return self.roster.models
 
+    @property
+    def passes(self) -> int:
+        """Backward passes seen so far."""
+        return self._pass
+
     def start(self) -> "Recorder":
         """Begin to listen."""
         warm_up()
@@ -290,7 +295,7 @@ class Recorder:
         if self.roster.changed or self._parameters.changed:
             self._parameters.refresh()
             self.roster.changed = self._parameters.changed = False
-            self.store.facts(self.roster.facts())
+            self.store.facts(self.roster.facts(self._parameters.was_updated))
 
     # ------------------------------------------------------------------------------------------------ forward
 

@@ -2,9 +2,10 @@
 
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trimtab.recording.facts import optimizer_facts
@@ -85,8 +86,15 @@ class Roster:
         """Identities of the parameters that an optimizer has."""
         return {id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]}
 
-    def facts(self) -> dict[str, Any]:
-        """Models and optimizers as plain data; of an optimizer that is gone, what was last known stands."""
+    def facts(self, was_updated: Callable[[Tensor], bool]) -> dict[str, Any]:
+        """Models and optimizers as plain data; of an optimizer that is gone, what was last known stands.
+
+        Args:
+            was_updated: Whether a parameter has been trained under watch.
+
+        Returns:
+            "models" and "optimizers".
+        """
         names: dict[int, str] = {}
         for watched in self.models:
             for name, parameter, _ in watched.named_parameters():
@@ -96,4 +104,4 @@ class Roster:
             if optimizer is not None:
                 facts |= optimizer_facts(optimizer, names)
         trained = self.trained()
-        return {"models": [watched.facts(trained) for watched in self.models], "optimizers": self._facts}
+        return {"models": [watched.facts(trained, was_updated) for watched in self.models], "optimizers": self._facts}

@@ -1,7 +1,7 @@
 """One watched model: its named modules and parameters, and the hooks that are put on and taken off at each recorded step."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -145,11 +145,12 @@ class WatchedModel:
         """Look at the modules afresh at the next recorded step: the model has changed."""
         self._taps = None
 
-    def facts(self, optimized: set[int]) -> dict[str, Any]:
+    def facts(self, optimized: set[int], was_updated: Callable[[Tensor], bool]) -> dict[str, Any]:
         """The model as plain data; of one that the user has let go of, what was last known.
 
         Args:
             optimized: Identities of the parameters that an optimizer has.
+            was_updated: Whether a parameter has been trained under watch.
 
         Returns:
             Label, class, modules and parameters.
@@ -159,7 +160,7 @@ class WatchedModel:
             for name, parameter, known in self.named_parameters():
                 owner, _, _ = name.rpartition(".")
                 trained = id(parameter) in optimized or before.get(name, {}).get("optimized", False)
-                registered[name] = facts.parameter_facts(parameter, owner, known, trained)
+                registered[name] = facts.parameter_facts(parameter, owner, known, trained, was_updated(parameter))
             modules = {name: facts.module_facts(module) for name, module in self.named_modules()}
             self._facts = {"modules": modules, "parameters": registered}
             self.trained |= any(parameter["optimized"] for parameter in registered.values())

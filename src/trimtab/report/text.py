@@ -325,6 +325,8 @@ class _Writer:
             yield say("Steps"), [seen if run.finished else say("{seen}, not ended", seen=seen)]
         if run.first_loss is None and run.last_loss is None:
             yield say("Loss"), [say("no loss was seen")]
+        elif run.last_loss is None and run.steps == 1:
+            yield say("Loss"), [number(run.first_loss or 0.0)]
         else:
             first, last = (say("unknown") if x is None else number(x) for x in (run.first_loss, run.last_loss))
             yield say("Loss"), [say("{first} → {last} (first step, mean of the last ones)", first=first, last=last)]

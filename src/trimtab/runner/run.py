@@ -187,7 +187,11 @@ class ScriptRun:
         parameters = [] if watched.model is None else list(watched.model.parameters())
         size = sum(p.numel() for p in parameters if not is_lazy(p))
         every = recorder.schedule.every
-        often = say("every {n}. step", n=every) if every else say("steps 0-9, then ever fewer")
+        often = (
+            (say("every step") if every == 1 else say("one step in {n}", n=every))
+            if every
+            else say("steps 0-9, then ever fewer")
+        )
         place = say("in memory") if store.path is None else _short(store.path, self.folder)
         self._say(
             say(
@@ -209,11 +213,7 @@ class ScriptRun:
         store = recorder.store
         try:
             if recorder.step == 0 and recorder.fault is None:
-                self._say(
-                    say(
-                        "trimtab: no training step was seen: no torch optimizer has stepped, so there is nothing to diagnose"
-                    )
-                )
+                self._say(_nothing_stepped(recorder))
             diagnosis = diagnose(Record.of(store), ignore=self.options.ignore)
             if recorder.step or output:
                 write_report(diagnosis, self.options.format, output, self.out if output == "-" else self.errors)
@@ -260,6 +260,16 @@ def _wait_for_threads() -> None:
             while frame is not None and not waiting:  # an idle worker of an executor runs no code of the user's
                 waiting = is_users(frame)
                 frame = frame.f_back
+
+
+def _nothing_stepped(recorder: Recorder) -> str:
+    """Why there is nothing to diagnose."""
+    if recorder.passes:
+        return say(
+            "trimtab: {passes} backward passes were seen, but no optimizer of torch has stepped: is optimizer.step() missing?",
+            passes=recorder.passes,
+        )
+    return say("trimtab: no training step was seen: no torch optimizer has stepped, so there is nothing to diagnose")
 
 
 def _short(path: Path, folder: Path) -> str:

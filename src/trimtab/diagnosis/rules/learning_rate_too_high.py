@@ -13,6 +13,9 @@ from trimtab.report import Evidence, Finding, Repair
 GROWTH = 10.0
 """Loss over the first loss: a step within the stable range (eta * lambda_max < 2) lowers the loss; noise does not raise it tenfold."""
 
+SIGNED = 1e4
+"""The same for losses that may be negative, over the first loss or 1: they pass through zero, so only a flight counts."""
+
 LARGE = 0.3
 """Relative update of a weight, at the first step or in the median: a rate that trains moves weights by about a thousandth."""
 
@@ -31,8 +34,11 @@ def find(view: View) -> Iterator[Found]:
         return
     first = float(losses[0])
     finite = losses[np.isfinite(losses)]
-    scale = max(abs(first), 1e-12)
-    grown = np.flatnonzero(np.abs(finite) > GROWTH * scale)
+    signed = bool(
+        (finite < 0).any()
+    )  # a critic's score or a likelihood: its size at the start says nothing of its scale
+    scale, limit = (max(abs(first), 1.0), SIGNED) if signed else (max(abs(first), 1e-12), GROWTH)
+    grown = np.flatnonzero(np.abs(finite) > limit * scale)
     rate = _rate(view)
     jumps = _jumps(view)
     large = float(np.nanmax(jumps)) if len(jumps) and np.isfinite(jumps).any() else 0.0
@@ -46,7 +52,7 @@ def find(view: View) -> Iterator[Found]:
     largest = float(np.abs(finite).max())
     nonfinite = view.progress.nonfinite
     evidence = [
-        Evidence(say("largest loss over the first"), largest / scale, 1.0, GROWTH, "x", begins),
+        Evidence(say("largest loss over the first"), largest / scale, 1.0, limit, "x", begins),
         Evidence(say("learning rate"), rate) if rate is not None else None,
         Evidence(say("largest update over its weight, a step"), large, 1e-3, LARGE),
     ]
@@ -78,7 +84,7 @@ def find(view: View) -> Iterator[Found]:
             repairs=(
                 Repair(
                     say("Lower the learning rate tenfold, and again until the loss falls from the first steps on"),
-                    f"optimizer = {_optimizer(view)}(model.parameters(), lr={(rate or 0.1) / 10:g})",
+                    f"optimizer = {view.optimizer}(model.parameters(), lr={(rate or 0.1) / 10:g})",
                 ),
                 Repair(say("Warm the rate up over the first steps, or clip rare large gradients")),
             ),
@@ -116,7 +122,3 @@ def _jumps(view: View) -> np.ndarray:
 def _rate(view: View) -> float | None:
     rates = view.record.rates[np.isfinite(view.record.rates)]
     return float(rates.max()) if len(rates) else None
-
-
-def _optimizer(view: View) -> str:
-    return f"torch.optim.{view.record.optimizers[0]['class']}" if view.record.optimizers else "torch.optim.SGD"

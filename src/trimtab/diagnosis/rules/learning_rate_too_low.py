@@ -11,12 +11,15 @@ from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.view import View
 from trimtab.report import Evidence, Finding, Repair
 
-PATH = 0.1
+PATH = 0.05
 """Path of the best moving weight over the whole run, relative to the weight. The features of a network change when weights move by
-a sizeable share of themselves; a tenth is still the linear regime of the start."""
+a sizeable share of themselves; a twentieth is still the linear regime of the start."""
 
 GAINED = 0.15
 """Share of the first loss that may be gone at the end for the run to count as one that did not get going."""
+
+LONG = 100
+"""Steps before a run can be called slow: shorter ones are trials, or fine-tunings under a warm-up."""
 
 STEADY = 0.5
 """Gradient norm at the end over that at the start: still as steep as at the start, so not at a minimum."""
@@ -92,14 +95,19 @@ def _scheduled(view: View) -> Found | None:
 
 def _short(view: View) -> Found | None:
     moved = [view.movement(layer) for layer in view.layers if len(layer.updates)]
-    if not moved or view.progress.gained > GAINED or _is_fitted(view):
+    gained = (view.progress.first - view.progress.last) / abs(view.progress.first or 1.0)
+    if (
+        not moved
+        or view.progress.steps < LONG
+        or not -view.progress.noise / abs(view.progress.first or 1.0) < gained <= GAINED
+        or _is_fitted(view)
+    ):
         return None
     path = max(moved)
     steepness = _steepness(view)
     if path > PATH or path == 0 or steepness is None or steepness < STEADY or not _downhill(view):
         return None
     rate = float(np.nanmax(view.record.rates)) if np.isfinite(view.record.rates).any() else 0.0
-    factor = 10 ** round(np.log10(max(1.0 / path, 10.0)))
     return Found(
         Finding(
             code="learning-rate-too-low",
@@ -120,11 +128,8 @@ def _short(view: View) -> Found | None:
             ),
             repairs=(
                 Repair(
-                    say(
-                        "Raise the learning rate, tenfold at a time, until the loss falls at once; here about {factor:g} times",
-                        factor=factor,
-                    ),
-                    f"lr = {rate * factor:.3g}",
+                    say("Raise the learning rate tenfold, and again until the loss falls at once"),
+                    f"lr = {rate * 10:.3g}",
                 ),
             ),
             location=view.place("step"),

@@ -30,7 +30,7 @@ def find(view: View) -> Iterator[Found]:
     if not left_out:
         return
     hidden = [entry for entry in left_out if not entry[2]["registered"]]
-    fresh = [entry for entry in left_out if looks_fresh(entry[2])]
+    fresh = [entry for entry in left_out if not entry[2]["updated"] and looks_fresh(entry[2])]
     meant = bool(hidden or fresh)
     severity: Severity = "note" if not meant else ("warning" if view.learned else "error")
     modules = owners(view.name(model, name) for model, name, _ in left_out)
@@ -58,7 +58,7 @@ def find(view: View) -> Iterator[Found]:
             say(
                 "Give the optimizer all parameters, or freeze these with requires_grad_(False) if they are meant to stay"
             ),
-            "optimizer = torch.optim.SGD(model.parameters(), lr=lr)",
+            f"optimizer = {view.optimizer}(model.parameters(), lr=lr)",
         )
     yield Found(
         Finding(

@@ -50,7 +50,7 @@ def find(view: View) -> Iterator[Found]:
                 Evidence(say("different units at the start"), 1.0, float(width), 0.0, "", looks[0][0]),
                 Evidence(say("different units later"), 1.0, float(width), 0.0, "", looks[-1][0]),
             ),
-            repairs=initialization(symmetric)[:1],
+            repairs=initialization([layer for layer in view.layers if layer.model == symmetric[0].model])[:1],
             location=view.place("forward"),
         )
     )
