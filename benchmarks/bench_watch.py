@@ -1,9 +1,10 @@
 """Cost of watching: the time of a training step with a monitor over the time of the same step without one.
 
-The watched run and its plain twin are two fresh processes, forked from one parent so that both have one memory layout,
-and take turns, a few steps each (A B, B A, ...). Time is CPU time of the process, all its threads, one torch thread: what
-other jobs on the machine do is not counted, except for the caches and the memory they share with us. The figure is the
-median of the rounds, with the least and the largest beside it.
+The watched net and its plain twin live in one process of their own and take turns, a few steps each (A B, B A, ...). Time
+is CPU time of the thread that trains, with one torch thread: neither what other jobs on the machine do is counted, except
+for the caches and the memory they share with us, nor what a monitor does in threads and processes of its own. The figure
+is the median of the rounds, with the least and the largest beside it. Two rows say what the figures are worth: two plain
+twins, and a monitor that only reads each tensor once, with `torch.sum`.
 
 On Linux the script starts itself again with a large MALLOC_TOP_PAD_. Without it glibc hands memory back to the system
 and takes it again at every step: 0 to 9000 page faults a step of the CNN, up to a seventh of its time, by the luck of
@@ -27,6 +28,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import date
 from multiprocessing.connection import Connection
@@ -34,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import PEERS, TRIMTAB, Monitor, Rival
+from peers import FLOOR, PEERS, TRIMTAB, Rival
 from torch.nn import functional
 from workloads import WORKLOADS
 
@@ -46,20 +48,19 @@ LONG = 600
 STEADY = 100  # the default schedule is in its long run from here on
 GROWTH = 500
 TOP_PAD = "MALLOC_TOP_PAD_", str(2**28)
-PLAIN = "plain"
+SETTLE = 40
+RIVALS = FLOOR | TRIMTAB | PEERS
+NONE, READING = FLOOR
 EVERY, WITHOUT, DEFAULT = TRIMTAB
 
 
 class Loop:
-    """A training loop with at most one monitor, in a process of its own."""
+    """A training loop with one monitor."""
 
     def __init__(self, workload: str, rival: str, folder: Path) -> None:
-        torch.set_num_threads(1)
         torch.manual_seed(0)
         self.training = WORKLOADS[workload]()
-        chosen = (TRIMTAB | PEERS).get(rival)
-        attach = Monitor if chosen is None else chosen.attach
-        self.monitor = attach(self.training.model, self.training.optimizer, folder)
+        self.monitor = RIVALS[rival].attach(self.training.model, self.training.optimizer, folder)
         self.step = 0
 
     def run(self, steps: int) -> list[float]:
@@ -67,28 +68,16 @@ class Loop:
         training, monitor, times = self.training, self.monitor, []
         for _ in range(steps):
             x, y = training.at(self.step)
-            begin = time.process_time()
+            begin = time.thread_time()
             training.optimizer.zero_grad()
             loss = functional.cross_entropy(training.model(x), y)
             loss.backward()
             monitor.after_backward(loss)
             training.optimizer.step()
             monitor.after_step(self.step, loss)
-            times.append(time.process_time() - begin)
+            times.append(time.thread_time() - begin)
             self.step += 1
         return times
-
-    def growth(self, steps: int) -> float:
-        """MiB that the process has gained over `steps` steps."""
-        gc.collect()
-        before = resident()
-        self.run(steps)
-        gc.collect()
-        return resident() - before
-
-    def readings(self, steps: int) -> int:
-        self.run(steps)
-        return self.monitor.readings()
 
 
 def resident() -> float:
@@ -96,62 +85,81 @@ def resident() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def serve(workload: str, rival: str, folder: Path, orders: Connection) -> None:
-    """Do what the parent says until it hangs up; what a monitor prints goes nowhere."""
+def turns(folder: Path, workload: str, rival: str, steps: int, count: int) -> list[tuple[list[float], list[float]]]:
+    """CPU seconds of each step, plain and watched, by round; who begins changes from round to round."""
+    plain, watched = Loop(workload, NONE, folder), Loop(workload, rival, folder)
+
+    def plain_run(steps: int) -> list[float]:
+        with watched.monitor.aside():
+            return plain.run(steps)
+
+    def one_round(steps: int, plain_first: bool) -> tuple[list[float], list[float]]:
+        if plain_first:
+            before = plain_run(steps)
+            return before, watched.run(steps)
+        after = watched.run(steps)
+        return plain_run(steps), after
+
+    if rival != DEFAULT:
+        one_round(WARM_UP, plain_first=True)
+    return [one_round(steps, plain_first=number % 2 == 0) for number in range(count)]
+
+
+def readings(folder: Path, workload: str, rival: str) -> int:
+    """Sites that one recorded step measures."""
+    loop = Loop(workload, rival, folder)
+    loop.run(WARM_UP)
+    return loop.monitor.readings()
+
+
+def gained(folder: Path, workload: str, rival: str) -> tuple[float, float]:
+    """MiB that a process gains in the first and in the second half of `GROWTH` steps, after the allocator has settled.
+
+    Memory comes in pieces as large as an activation, a few MiB: the heap's layout gives or takes one; a leak would show in
+    both halves.
+    """
+    loop = Loop(workload, rival, folder)
+    loop.run(SETTLE)
+    seen = []
+    for steps in (0, GROWTH // 2, GROWTH // 2):
+        loop.run(steps)
+        gc.collect()
+        seen.append(resident())
+    return seen[1] - seen[0], seen[2] - seen[1]
+
+
+def serve(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Answer with what a function returns, in a forked process; what a monitor prints goes nowhere."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    torch.set_num_threads(1)
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+    ):
         try:
-            loop = Loop(workload, rival, folder)
-            orders.send(None)
-            while (order := orders.recv()) is not None:
-                orders.send(getattr(loop, order[0])(order[1]))
-        except EOFError:
-            pass
+            connection.send(function(Path(folder), *arguments))
         except Exception as error:
-            orders.send(RuntimeError(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"))
+            connection.send(RuntimeError(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"))
     os._exit(0)  # some monitors' threads and atexit functions do not come to an end in a forked process
 
 
-class Child:
-    """A `Loop` in a fresh process."""
-
-    def __init__(self, workload: str, rival: str, folder: Path) -> None:
-        context = multiprocessing.get_context("fork")
-        self.orders, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(workload, rival, folder, theirs))
-        self.process.start()
-        theirs.close()
-        self.receive()
-
-    def ask(self, what: str, steps: int) -> Any:
-        self.orders.send((what, steps))
-        return self.receive()
-
-    def receive(self) -> Any:
-        answer = self.orders.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.orders.send(None)
-        self.process.join(5)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-
-
-@contextlib.contextmanager
-def children(workload: str, *rivals: str):
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, contextlib.ExitStack() as stack:
-        found = []
-        for index, rival in enumerate(rivals):
-            own = Path(folder, str(index))
-            own.mkdir()
-            found.append(stack.enter_context(contextlib.closing(Child(workload, rival, own))))
-        yield found
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What `function(folder, *arguments)` returns, in a fresh process."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, function, arguments))
+    process.start()
+    theirs.close()
+    answer = ours.recv()
+    process.join(5)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 @dataclass
@@ -176,29 +184,16 @@ def cost(rounds: list[tuple[float, float]]) -> Cost:
     return Cost(statistics.median(ratios), min(ratios), max(ratios), len(rounds), plain, watched)
 
 
-def take_turns(pair: list[Child], steps: int, count: int) -> list[list[list[float]]]:
-    """CPU seconds of each step, by round and child; who begins changes from round to round."""
-    result = []
-    for number in range(count):
-        order = pair if number % 2 == 0 else pair[::-1]
-        times = {id(child): child.ask("run", steps) for child in order}
-        result.append([times[id(child)] for child in pair])
-    return result
-
-
 def every_step(workload: str, rival: str, rounds: int) -> Cost:
     """Rounds of a few steps, the median step of each."""
-    with children(workload, PLAIN, rival) as pair:
-        take_turns(pair, WARM_UP, 1)
-        turns = take_turns(pair, ROUND, rounds)
-    return cost([(statistics.median(plain), statistics.median(watched)) for plain, watched in turns])
+    found = apart(turns, workload, rival, ROUND, rounds)
+    return cost([(statistics.median(plain), statistics.median(watched)) for plain, watched in found])
 
 
 def long_run(workload: str) -> dict[str, Cost]:
     """The default schedule: steps 0 to 600 as one sum, and rounds of 50 steps once it has become sparse."""
-    with children(workload, PLAIN, DEFAULT) as pair:
-        turns = take_turns(pair, 10, LONG // 10)
-    plain, watched = (list(itertools.chain.from_iterable(turn[side] for turn in turns)) for side in (0, 1))
+    found = apart(turns, workload, DEFAULT, 10, LONG // 10)
+    plain, watched = (list(itertools.chain.from_iterable(turn[side] for turn in found)) for side in (0, 1))
 
     def rounds(begin: int) -> list[tuple[float, float]]:
         starts = range(begin, LONG, LONG_ROUND)
@@ -212,24 +207,9 @@ def long_run(workload: str) -> dict[str, Cost]:
 def fixed_cost(rival: str, rounds: int) -> dict[str, float]:
     """Microseconds per reading on a net whose tensors are next to nothing."""
     found = every_step("tiny", rival, rounds)
-    with children("tiny", rival) as (child,):
-        readings = child.ask("readings", WARM_UP)
+    count = apart(readings, "tiny", rival)
     microseconds = 1e3 * (found.ms - found.plain_ms)
-    return {"readings": readings, "us_a_reading": microseconds / readings, "us_a_module": microseconds / 31}
-
-
-def growth(workload: str, rivals: list[str]) -> dict[str, float]:
-    """MiB gained over 500 steps, after the allocator has settled; the processes run side by side."""
-    gained = {}
-    with children(workload, *rivals) as found:
-        for child in found:
-            child.orders.send(("run", 40))
-        for child in found:
-            child.receive()
-            child.orders.send(("growth", GROWTH))
-        for name, child in zip(rivals, found, strict=True):
-            gained[name] = child.receive()
-    return gained
+    return {"readings": count, "us_a_reading": microseconds / count, "us_a_module": microseconds / 31}
 
 
 def version(rival: Rival) -> str:
@@ -263,7 +243,7 @@ def main() -> None:
     if sys.platform == "linux" and TOP_PAD[0] not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | dict([TOP_PAD]))
     shown = arguments.only or SHOWN
-    rivals = [name for name in (EVERY, WITHOUT) if TRIMTAB[name].installed]
+    rivals = [*FLOOR, *(name for name in (EVERY, WITHOUT) if TRIMTAB[name].installed)]
     rivals += [name for name, rival in PEERS.items() if arguments.peers and rival.installed]
     result: dict[str, Any] = {"conditions": conditions(), "step": {}, "fixed": {}, "growth": {}}
 
@@ -301,13 +281,12 @@ def main() -> None:
             )
 
     if not arguments.quick:
-        print(f"\nResident memory gained over {GROWTH} steps, MiB\n")
+        print(f"\nResident memory gained over {GROWTH} steps, MiB: first half + second half\n")
         row("monitor", list(shown))
         row("---", ["---"] * len(shown))
-        names = [PLAIN, *(name for name in (EVERY, WITHOUT) if TRIMTAB[name].installed)]
-        gained = result["growth"] = {workload: growth(workload, names) for workload in shown}
-        for name in names:
-            row(name, [f"{gained[workload][name]:.1f}" for workload in shown])
+        for name in (NONE, *(name for name in (EVERY, WITHOUT) if TRIMTAB[name].installed)):
+            result["growth"][name] = {workload: apart(gained, workload, name) for workload in shown}
+            row(name, ["{:.1f} + {:.1f}".format(*result["growth"][name][workload]) for workload in shown])
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -1,8 +1,9 @@
 """What is measured: trimtab in its modes, and what a user would take instead, each called as its own manual says."""
 
+import contextlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,35 @@ class Monitor:
 
     def after_step(self, step: int, loss: Tensor) -> None: ...
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """While another model of the process is trained, unwatched: whatever the monitor hooks globally is off."""
+        yield
+
+
+class Reading(Monitor):
+    """The floor: `torch.sum` of every output, gradient and parameter that trimtab measures, and nothing kept."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, folder: Path) -> None:
+        super().__init__(model, optimizer, folder)
+        for module in model.modules():
+            module.register_forward_hook(self.left)
+
+    def left(self, module: nn.Module, args: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            output.detach().sum()
+            if output.requires_grad:
+                output.register_hook(self.arrived)
+
+    def arrived(self, grad: Tensor) -> None:
+        grad.sum()
+
+    def after_backward(self, loss: Tensor) -> None:
+        for parameter in self.model.parameters():
+            parameter.detach().sum()
+            if parameter.grad is not None:
+                parameter.grad.sum()
+
 
 class Trimtab(Monitor):
     every: int | None = None
@@ -28,6 +58,17 @@ class Trimtab(Monitor):
         import trimtab
 
         self.watch = trimtab.watch(model, optimizer, every=self.every, store=folder / "record.db")
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        from trimtab import _torch
+
+        listeners = _torch._listeners
+        for listener in listeners:
+            _torch.stop_listening_to_backward(listener)
+        yield
+        for listener in listeners:
+            _torch.listen_to_backward(listener)
 
     def readings(self) -> int:
         """Sites that the last recorded step has measured."""
@@ -115,6 +156,10 @@ class Rival:
         return importlib.util.find_spec(self.module) is not None
 
 
+FLOOR = {
+    "no monitor": Rival(Monitor, "torch", "torch", "nothing: what the twins differ by"),
+    "torch.sum in hooks": Rival(Reading, "torch", "torch", "one number of each output, gradient, parameter"),
+}
 ALL = "7 statistics of each output, gradient, parameter, update"
 TRIMTAB = {
     "trimtab, every step": Rival(EveryStep, "trimtab", "numba", ALL),

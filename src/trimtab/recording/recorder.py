@@ -105,7 +105,7 @@ class Recorder:
         self._leaf_handles: list[Any] = []
         self._scope = 0
         self._owner: weakref.ref[nn.Module] | None = None
-        self._last: tuple[Tensor, int] | None = None
+        self._last: tuple[weakref.ref[Tensor], int] | None = None
         self._pass = 0
         self._active = False
         self._stepped = False
@@ -406,7 +406,7 @@ class Recorder:
         found = (output,) if type(output) is Tensor else measurable(output, MAX_OUTPUTS)
         for i, tensor in enumerate(found):
             last = self._last
-            if last is not None and last[0] is tensor and last[1] == tensor._version:
+            if last is not None and last[0]() is tensor and last[1] == tensor._version:
                 continue  # a container that returns what its last child returned
             while i >= len(tap.sites):  # the one before may have been skipped as a child's
                 name = f"{tap.name}[{len(tap.sites)}]" if tap.sites else tap.name
@@ -423,7 +423,7 @@ class Recorder:
                     self._leaf_handles.append(handle)
             if window.detail and not again and i == 0:
                 self._look_closer(tap, args, tensor, site)
-            self._last = (tensor, tensor._version)
+            self._last = (weakref.ref(tensor), tensor._version)  # to hold it would cost the user's step a fresh allocation
         if self._owner is not None and self._owner() is tap.module():
             self._owner = None
 

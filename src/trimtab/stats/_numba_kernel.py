@@ -1,8 +1,7 @@
 """The compiled kernel: all seven statistics in one pass over blocks that stay in the L1 cache.
 
-Every loop holds one kind of reduction and stays in 32 bits, because LLVM vectorises it only then. Within a block sums
-are float32 (or float64 for float64 data), taken about the block's own mean; across blocks Chan's merge runs in float64.
-Arguments are plain integers (addresses, sizes): numba dispatches those several times faster than arrays.
+Every loop over float32 stays in 32 bits, because LLVM vectorises it only then. Within a piece of a block sums are float32,
+taken about the mean so far; pieces are added in float64, and blocks by Chan's merge in float64. Arguments are plain integers (addresses, sizes): numba dispatches those several times faster than arrays.
 """
 
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba.extending import intrinsic
 
 _numba: Any = numba  # half of numba is typed, which is worse than none
@@ -21,6 +21,9 @@ _HUGE = np.float32(1e18).view(np.int32)
 _TINY = np.float32(1e-11).view(np.int32)
 # Deviations may be taken about a centre up to this many variances (squared distance) from the mean.
 _FAR = 4.0
+# Memory is asked for so many bytes ahead, once for each so many values: a fifth faster on activations just written.
+_AHEAD = 2048
+_PIECE = 256
 _MAGNITUDE32 = np.int32(0x7FFFFFFF)
 _INFINITE32 = np.int32(0x7F800000)
 _MAGNITUDE64 = np.int64(0x7FFFFFFFFFFFFFFF)
@@ -74,6 +77,21 @@ _float64_at = _pointer_to(types.float64)
 _int16_at = _pointer_to(types.int16)
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask for the cache line at an address, which may be any at all."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        read, keep, data = (ir.Constant(word, number) for number in (0, 3, 1))
+        builder.call(prefetch, [builder.inttoptr(arguments[0], byte), read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
 @_jit()
 def _exact(x: Any, top: float, bad: int) -> Any:
     """Returns the moments of a block of finite values in float64; `top` is their largest magnitude."""
@@ -114,17 +132,39 @@ def _finite_part(x: Any) -> Any:
 
 
 @_jit()
-def _about(x: Any, centre: Any) -> Any:
-    """Returns the sums of x - centre, of its square, and of |x|."""
+def _sums(x: Any, centre: Any) -> Any:
+    """Returns the sums of x - centre, of its square, and of |x|; the bits of the largest magnitude; the zeros."""
+    bits = x.view(np.int32)
     rest = np.float32(0)
     squares = np.float32(0)
     absolute = np.float32(0)
+    top = np.int32(0)
+    zeros = np.int32(0)
     for i in range(x.shape[0]):
         delta = np.float32(x[i] - centre)
         rest += delta
         squares += delta * delta
         absolute += abs(x[i])
-    return np.float64(rest), np.float64(squares), np.float64(absolute)
+        top = max(top, np.int32(bits[i] & _MAGNITUDE32))
+        zeros = np.int32(zeros + np.int32(x[i] == np.float32(0)))
+    return np.float64(rest), np.float64(squares), np.float64(absolute), top, zeros
+
+
+@_jit()
+def _about(x: Any, centre: Any) -> Any:
+    """Returns what `_sums` does, for a block that may lie in main memory: what comes next is asked for ahead of time."""
+    rest, squares, absolute, top, zeros = 0.0, 0.0, 0.0, np.int32(0), np.int32(0)
+    address = x.ctypes.data
+    for start in range(0, x.shape[0], _PIECE):
+        for line in range(0, 4 * _PIECE, 64):
+            _prefetch(address + 4 * start + _AHEAD + line)
+        piece = _sums(x[start : start + _PIECE], centre)
+        rest += piece[0]
+        squares += piece[1]
+        absolute += piece[2]
+        top = max(top, piece[3])
+        zeros = np.int32(zeros + piece[4])
+    return rest, squares, absolute, top, zeros
 
 
 @_jit()
@@ -134,19 +174,12 @@ def _block32(x: Any, guess: Any) -> Any:
     Deviations are taken about `guess`, the mean of the values before, which saves a pass where it is near enough.
     """
     n = x.shape[0]
-    bits = x.view(np.int32)
-    top = np.int32(0)
-    for i in range(n):
-        top = max(top, np.int32(bits[i] & _MAGNITUDE32))
+    rest, squares, absolute, top, zeros = _about(x, guess)
     peak = np.int32(top)  # numba views a scalar as another type only where its name has one definition
     if peak >= _INFINITE32:
         return _finite_part(x)
     if peak > _HUGE or 0 < peak < _TINY:
         return _exact(x, np.float64(peak.view(np.float32)), 0)
-    zeros = np.int32(0)
-    for i in range(n):
-        zeros = np.int32(zeros + np.int32(x[i] == np.float32(0)))
-    rest, squares, absolute = _about(x, guess)
     m2 = squares - rest * rest / n
     if squares == np.inf or rest * rest / n > _FAR * m2:
         # The guess overflowed, or cost digits: once more about this block's own mean.
@@ -154,7 +187,7 @@ def _block32(x: Any, guess: Any) -> Any:
         for i in range(n):
             total += x[i]
         guess = np.float32(total / np.float32(n))
-        rest, squares, absolute = _about(x, guess)
+        rest, squares, absolute, top, zeros = _about(x, guess)
         m2 = squares - rest * rest / n
     # `guess` is not the mean: what the residuals add up to corrects both moments exactly.
     return n, guess + rest / n, max(m2, 0.0), absolute, np.float64(peak.view(np.float32)), np.int64(zeros), 0
