@@ -423,7 +423,10 @@ class Recorder:
                     self._leaf_handles.append(handle)
             if window.detail and not again and i == 0:
                 self._look_closer(tap, args, tensor, site)
-            self._last = (weakref.ref(tensor), tensor._version)  # to hold it would cost the user's step a fresh allocation
+            self._last = (
+                weakref.ref(tensor),
+                tensor._version,
+            )  # to hold it would cost the user's step a fresh allocation
         if self._owner is not None and self._owner() is tap.module():
             self._owner = None
 

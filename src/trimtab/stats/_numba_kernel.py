@@ -72,24 +72,31 @@ def _pointer_to(element: Any) -> Any:
     return intrinsic(cast)
 
 
+def _ask_for() -> Any:
+    """An intrinsic that asks for the cache line at an address, which may be any at all.
+
+    Returns:
+        A function of an integer, callable in compiled code.
+    """
+
+    def ask(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+            prefetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+            read, keep, data = (ir.Constant(word, number) for number in (0, 3, 1))
+            builder.call(prefetch, [builder.inttoptr(arguments[0], byte), read, keep, data])
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
+
+    return intrinsic(ask)
+
+
+_prefetch = _ask_for()
 _float32_at = _pointer_to(types.float32)
 _float64_at = _pointer_to(types.float64)
 _int16_at = _pointer_to(types.int16)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _prefetch(typing_context: Any, address: Any) -> Any:
-    """Ask for the cache line at an address, which may be any at all."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        read, keep, data = (ir.Constant(word, number) for number in (0, 3, 1))
-        builder.call(prefetch, [builder.inttoptr(arguments[0], byte), read, keep, data])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
 
 
 @_jit()
