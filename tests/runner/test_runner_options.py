@@ -72,10 +72,36 @@ def test_stop_after_counts_steps_of_several_optimizers_once(shell, net):
             model(x).mean().backward()
             a.step()
             b.step()
+            print(i)
         """,
     )
-    assert shell.trimtab("run", "--stop-after", "4", "s.py").status == 0
-    assert Record.open(shell.records[0]).step_count == 4
+    done = shell.trimtab("run", "--stop-after", "4", "s.py")
+    assert (done.status, done.out) == (0, "0\n1\n2\n")
+    record = Record.open(shell.records[0])
+    assert record.step_count == 4
+    assert {site.name: max(record.series(site).steps) for site in record.of_kind("update")} == {
+        "0.weight": 3,
+        "0.bias": 3,
+        "2.weight": 3,
+        "2.bias": 3,
+    }
+
+
+def test_stop_after_with_optimizers_that_take_turns(shell, net):
+    shell.write(
+        "s.py",
+        net,
+        """
+        both = [torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2)]
+        for i in range(50):
+            for optimizer in both:
+                model.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+        """,
+    )
+    assert shell.trimtab("run", "--stop-after", "5", "s.py").status == 0
+    assert Record.open(shell.records[0]).step_count == 5
 
 
 def test_the_folder_has_an_ignore_file_of_its_own(shell, net):

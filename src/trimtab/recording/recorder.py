@@ -82,7 +82,8 @@ class Recorder:
         schedule: Which steps are recorded in full.
         roster: Who is watched.
         step: Number of the open step.
-        on_step: Called with the number of each finished step, after it; may raise to end the run.
+        on_step: Called once with the number of each finished step; may raise to end the run. Right after the optimizer's step
+            where it is known to be the last of them, else when the next step begins.
         spent: Seconds spent inside trimtab's own hooks so far.
         fault: What went wrong inside a hook, if anything did; nothing is watched from then on.
     """
@@ -109,6 +110,8 @@ class Recorder:
         self._pass = 0
         self._active = False
         self._stepped = False
+        self._told = -1
+        self._took_turns = 0
         self._running = False
         self._ended = False
         self._eager = False
@@ -266,9 +269,11 @@ class Recorder:
             with self._closing:
                 if self._window.optimizers:
                     self._close_step()
+                    self._tell(self.step - 1)
 
     def _close_step(self) -> None:
         window = self._window
+        self._took_turns = window.optimizers
         self._last = None
         take_hooks_off((), self._leaf_handles)
         self._origins.clear()
@@ -537,8 +542,14 @@ class Recorder:
         if not self._running:
             return
         self._finish_step(optimizer)
-        if self.on_step is not None:
-            self.on_step(self.step)
+        stepped = self._window.optimizers
+        if len(self.roster.optimizers) == 1 or self._took_turns == stepped:
+            self._tell(self.step)
+
+    def _tell(self, step: int) -> None:
+        if self.on_step is not None and step > self._told:
+            self._told = step
+            self.on_step(step)
 
     @_timed
     def _finish_step(self, optimizer: Optimizer) -> None:
