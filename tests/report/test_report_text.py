@@ -259,3 +259,15 @@ def test_run_of_one_step():
 )
 def test_which_streams_take_unicode(encoding, takes):
     assert takes_unicode(io.TextIOWrapper(io.BytesIO(), encoding=encoding)) is takes
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "counts"),
+    [
+        (ONE_ROOT, "1 error, 2 consequences, 1 note"),
+        (SEVERAL, "2 errors, 1 consequence"),
+        (HEALTHY, "nothing found"),
+    ],
+)
+def test_first_line_counts_root_causes_apart_from_what_follows(diagnosis, counts):
+    assert render_text(diagnosis).splitlines()[0].endswith(f" {counts}")

@@ -101,6 +101,7 @@ def _count(count: int, what: str) -> str:
         "note": ("{n} note", "{n} notes"),
         "step": ("{n} step", "{n} steps"),
         "root": ("{n} root cause", "{n} root causes"),
+        "consequence": ("{n} consequence", "{n} consequences"),
     }[what]
     return say(words[count != 1], n=f"{count:,}")
 
@@ -131,7 +132,7 @@ class _Writer:
 
     def report(self, diagnosis: Diagnosis) -> Iterator[RenderableType]:
         groups, notes = fold(diagnosis)
-        yield self.header(diagnosis)
+        yield self.header(diagnosis.run.name, groups, notes)
         yield ""
         if not diagnosis.run.finished:
             seen = _count(diagnosis.run.steps, "step")
@@ -156,13 +157,12 @@ class _Writer:
             yield ""
         yield from self.run(diagnosis.run)
 
-    def header(self, diagnosis: Diagnosis) -> Text:
-        name = clean(diagnosis.run.name, unicode=self.unicode)
-        counts = [
-            _count(n, severity)
-            for severity in ("error", "warning", "note")
-            if (n := sum(f.severity == severity for f in diagnosis.findings))
-        ]
+    def header(self, run: str, groups: Sequence[tuple[Finding, list[Finding]]], notes: Sequence[Finding]) -> Text:
+        name = clean(run, unicode=self.unicode)
+        found: list[str] = [main.severity for main, _ in groups]
+        found += ["consequence" for _, following in groups for _ in following]
+        found += ["note" for _ in notes]
+        counts = [_count(n, what) for what in ("error", "warning", "consequence", "note") if (n := found.count(what))]
         right = ", ".join(counts) or say("nothing found")
         room = self.width - cell_len(right) - len("trimtab ") - 6
         left = Text().append("trimtab", "bold")
