@@ -87,6 +87,13 @@ def test_merge_rows_equals_merging_one_by_one():
     assert merge_rows(np.empty((0, 7)), np.empty(0, np.int64), 2).tolist() == [[0] * 7] * 2
 
 
+def test_merge_rows_puts_rows_that_stand_alone_in_their_place():
+    rows = np.stack([truth(np.arange(n)) for n in range(1, 5)])
+    merged = merge_rows(rows, np.array([3, 0, 5, 1]), 7)
+    np.testing.assert_array_equal(merged[[3, 0, 5, 1]], rows)
+    assert not merged[[2, 4, 6]].any()
+
+
 def test_merge_rows_survives_an_offset():
     x = 1e8 + np.random.default_rng(0).standard_normal(10_000)
     rows = np.stack([truth(part) for part in np.array_split(x, 50)])

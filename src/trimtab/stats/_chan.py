@@ -52,6 +52,9 @@ def merge_rows(rows: NDArray[np.float64], groups: NDArray[np.integer], size: int
         Rows of shape (size, 7); a group without rows gets the empty row.
     """
     out = np.zeros((size, len(FIELDS)))
+    if len(groups) < 2 or np.bincount(groups).max() == 1:  # nothing to merge
+        out[groups] = rows
+        return out
     columns = np.ascontiguousarray(rows.T)
     count = np.bincount(groups, columns[COUNT], size)
     share = np.maximum(count, 1.0)

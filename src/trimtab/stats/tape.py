@@ -151,8 +151,8 @@ class Tape:
             for (index, _), row in zip(self._small, small_rows([values for _, values in self._small]), strict=True):
                 self._write(index, row)
             self._small = []
-        used = self._chunks[: (size + _CHUNK - 1) >> _CHUNK_BITS]
-        return np.concatenate(used)[:size] if used else np.empty((0, len(FIELDS)))
+        used = [chunk[: size - start] for chunk, start in zip(self._chunks, range(0, size, _CHUNK), strict=False)]
+        return np.concatenate(used) if used else np.empty((0, len(FIELDS)))
 
     def sampled(self, index: int) -> bool:
         """Whether `abs_mean` and `zeros` of a row come from a sample of the tensor.
