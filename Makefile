@@ -53,5 +53,5 @@ wheel: $(READY) ## dist/: source archive and wheel
 	$(BIN)/python -m build
 
 clean: ## remove what the targets above have left, but not .venv
-	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-output
+	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache trimtab-demo
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import trimtab
+from trimtab.cli.demo import demo
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(trimtab.__file__).parent
@@ -154,3 +155,12 @@ def test_every_make_target_is_described():
     assert phony is not None
     described = re.findall(r"^([a-z-]+):.*## \S", text, re.MULTILINE)
     assert sorted(described) == sorted(phony[1].split())
+
+
+def test_the_folder_that_the_demo_writes_is_ignored_and_cleaned_up():
+    (option,) = (parameter for parameter in demo.params if parameter.name == "folder")
+    folder = str(option.default)
+    assert f"{folder}/" in (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    clean = re.search(r"^clean:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert clean is not None
+    assert folder in clean[1].split()

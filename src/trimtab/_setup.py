@@ -1,11 +1,13 @@
 """A training run as a value: what to train, on what, how; and the plain loop over it."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trimtab.errors import SetupError, StepError
 
@@ -17,13 +19,15 @@ class Setup:
     Args:
         model: What is trained.
         optimizer: One optimizer, or several.
-        batches: Called without arguments, gives a fresh pass over the training batches; the passes are cycled.
+        batches: Called without arguments, gives a fresh pass over the training batches; the passes are cycled. An
+            iterator that can be used once, the same at each call, is refused.
         loss: `loss(model, batch)` gives a scalar tensor.
         steps: Training steps of the run.
-        evaluate: `evaluate(model)` gives a number, higher is better; called in eval mode.
-        step: `step(setup, batch)` does one training step and returns its loss, where zero_grad, loss, backward and
-            step are not it.
-        scheduler: Stepped after every training step.
+        evaluate: `evaluate(model)` gives a number, higher is better. Kept for trials of repairs, which do not exist
+            yet: check and diagnose never call it.
+        step: `step(setup, batch)` does one training step and returns its loss, a tensor with one element, where
+            zero_grad, loss, backward and step are not it.
+        scheduler: Stepped after every training step; a `ReduceLROnPlateau` with the loss of that step.
 
     Raises:
         SetupError: An argument is not what it must be.
@@ -59,8 +63,25 @@ class Setup:
                 raise SetupError(f"{name} must be a function, but it is {_kind(value)}")
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise SetupError(f"steps must be a whole number of at least 1, but it is {self.steps!r}")
-        if self.scheduler is not None and not callable(getattr(self.scheduler, "step", None)):
+        self._check_scheduler()
+
+    def _check_scheduler(self) -> None:
+        if self.scheduler is None or isinstance(self.scheduler, ReduceLROnPlateau):
+            return
+        step = getattr(self.scheduler, "step", None)
+        if not callable(step):
             raise SetupError(f"scheduler must have a step method, but {_kind(self.scheduler)} has none")
+        try:
+            takes = inspect.signature(step)
+        except ValueError:  # compiled: it does not say what it takes
+            return
+        try:
+            takes.bind()
+        except TypeError as error:
+            raise SetupError(
+                f"scheduler must have a step method without arguments, but that of {_kind(self.scheduler)} wants more: "
+                f"{error}; call it in a step of your own"
+            ) from error
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
@@ -69,31 +90,45 @@ class Setup:
             return tuple(self.optimizer)
         return (self.optimizer,)
 
-    def stream(self) -> Iterator[Any]:
+    def stream(self, on_pass: Callable[[Iterable[Any]], None] | None = None) -> Iterator[Any]:
         """Batches without end: pass after pass.
+
+        Args:
+            on_pass: Told what `batches` has given, before anything is drawn from it.
 
         Yields:
             The batches.
 
         Raises:
-            SetupError: A pass is empty, `batches` gives nothing to iterate over, or always the same used-up iterator.
+            SetupError: A pass is empty, or `batches` gives nothing to iterate over or always the same one-shot iterator.
         """
-        first = self._one_pass()
-        while True:
+        passes = self._passes()
+        for batches in passes:
+            if on_pass is not None:
+                on_pass(batches)
             empty = True
-            iterator = iter(first)
-            for batch in iterator:
+            for batch in batches:
                 empty = False
                 yield batch
             if empty:
                 raise SetupError("batches must give at least one batch a pass, but it gave an empty one")
-            again = self._one_pass()
-            if again is first and iter(again) is iterator:
-                raise SetupError(
-                    "batches must give a fresh pass each call, but it gave the same one-shot iterator twice; "
-                    "return the DataLoader or a new generator instead"
-                )
-            first = again
+
+    def _passes(self) -> Iterator[Iterable[Any]]:
+        """What `batches` gives, call by call; a one-shot iterator is refused before anything is drawn from it."""
+        first = self._one_pass()
+        # An iterator that is given is its own pass. Whether each call gives a new one, only a second call can tell, whose
+        # result is the second pass. A DataLoader is no iterator, and is not asked for one: that would draw a random number.
+        second = self._one_pass() if isinstance(first, Iterator) and iter(first) is first else None
+        if second is not None and second is first:
+            raise SetupError(
+                "batches must give a fresh pass each call, but it gave the same one-shot iterator twice; "
+                "return the DataLoader or a new generator instead"
+            )
+        yield first
+        if second is not None:
+            yield second
+        while True:
+            yield self._one_pass()
 
     def _one_pass(self) -> Iterable[Any]:
         found = self.batches()
@@ -114,7 +149,7 @@ class Setup:
             StepError: The loss is not a scalar tensor.
         """
         if self.step is not None:
-            loss = self.step(self, batch)
+            loss = _scalar("step", self.step(self, batch))
         else:
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
@@ -122,7 +157,9 @@ class Setup:
             loss.backward()  # type: ignore[no-untyped-call]
             for optimizer in self.optimizers:
                 optimizer.step()
-        if self.scheduler is not None:
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(loss.item())
+        elif self.scheduler is not None:
             self.scheduler.step()
         return loss
 
@@ -138,13 +175,7 @@ class Setup:
         Raises:
             StepError: It is not a scalar tensor, or no gradient can flow from it.
         """
-        loss = self.loss(self.model, batch)
-        if not isinstance(loss, Tensor):
-            raise StepError(f"loss must give a scalar tensor, but it gave {_kind(loss)}")
-        if loss.numel() != 1:
-            raise StepError(
-                f"loss must give a scalar tensor, but it gave one of shape {tuple(loss.shape)}; reduce it with .mean()"
-            )
+        loss = _scalar("loss", self.loss(self.model, batch))
         if not loss.requires_grad:
             raise StepError(
                 "loss does not depend on any parameter of the model: it was computed under no_grad, or from detach(), .item() or numpy"
@@ -168,6 +199,17 @@ class Setup:
             if on_batch is not None:
                 on_batch(batch)
             yield self.train_step(batch)
+
+
+def _scalar(name: str, loss: Any) -> Tensor:
+    """The loss that a function of the user's has given, if it is one."""
+    if not isinstance(loss, Tensor):
+        raise StepError(f"{name} must give a scalar tensor, but it gave {_kind(loss)}")
+    if loss.numel() != 1:
+        raise StepError(
+            f"{name} must give a scalar tensor, but it gave one of shape {tuple(loss.shape)}; reduce it with .mean()"
+        )
+    return loss
 
 
 def _kind(value: object) -> str:

@@ -5,11 +5,13 @@
 - `Module._is_replica`: set on the copies that `DataParallel` makes for each device.
 - `Node._sequence_nr`: the number autograd gave an operation when it ran.
 - `torch.autograd.backward`: the one Python function behind `Tensor.backward`; it is wrapped while somebody listens.
+- `torch.compiler.set_stance(...)`: what it returns, a context manager, knows the stance before (`prev`).
 """
 
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -47,6 +49,10 @@ def sequence_number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
+_stance: Any = None
+"""What puts the compiler's stance back to the user's own, while ours is in its place."""
+
+
 def force_eager(on: bool) -> bool:
     """Run compiled code eagerly, or as it was.
 
@@ -56,9 +62,18 @@ def force_eager(on: bool) -> bool:
     Returns:
         Whether there is a compiler in this process at all; where there is none, nothing is done.
     """
+    global _stance
     if "torch._dynamo" not in sys.modules:
         return False
-    torch.compiler.set_stance("force_eager" if on else "default")
+    if not on and _stance is None:
+        return True
+    change = torch.compiler.set_stance("force_eager")
+    users = _stance if _stance is not None and change.prev.stance == "force_eager" else change
+    if on:
+        _stance = users
+    else:  # if the user has chosen another stance since, that one stays
+        users.__exit__(None, None, None)
+        _stance = None
     return True
 
 
@@ -73,8 +88,9 @@ class BackwardListener(Protocol):
 
 
 _listeners: tuple[BackwardListener, ...] = ()
-_original: Callable[..., None] | None = None
+_wrappers: weakref.WeakSet[Callable[..., None]] = weakref.WeakSet()
 _lock = threading.Lock()
+_call = threading.local()
 
 
 def _starts(tensors: Any) -> tuple[torch.Tensor, ...]:
@@ -88,45 +104,64 @@ def _starts(tensors: Any) -> tuple[torch.Tensor, ...]:
 def _wrap(backward: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(backward)
     def backward_with_listeners(*args: Any, **kwargs: Any) -> None:
-        if not _listeners or in_backward():  # a checkpointed block runs a pass inside the pass
+        # A checkpointed block runs a pass inside the pass; of several wrappers of ours around one call, one tells.
+        if not _listeners or in_backward() or getattr(_call, "told", False):
             return backward(*args, **kwargs)
         listeners = _listeners
         starts = _starts(args[0] if args else kwargs.get("tensors"))
-        for listener in listeners:
-            listener.before_backward(starts)
+        _call.told = True
         try:
-            return backward(*args, **kwargs)
-        finally:
             for listener in listeners:
-                listener.after_backward()
+                listener.before_backward(starts)
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                for listener in listeners:
+                    listener.after_backward()
+        finally:
+            _call.told = False
 
+    _wrappers.add(backward_with_listeners)
     return backward_with_listeners
+
+
+def _passes_us(backward: Any) -> bool:
+    """Whether a call comes by a wrapper of ours, as far as wrappers around it say what they wrap."""
+    seen: set[int] = set()
+    while backward is not None and id(backward) not in seen:
+        if backward in _wrappers:
+            return True
+        seen.add(id(backward))
+        backward = getattr(backward, "__wrapped__", None)
+    return False
 
 
 def listen_to_backward(listener: BackwardListener) -> None:
     """Tell `listener` of every backward pass from now on.
 
+    Somebody else may have patched the function before us, and may take that patch away with ours inside or put another
+    one around ours: so it is looked at anew each time.
+
     Args:
         listener: Must not raise: it runs inside the user's own call.
     """
-    global _listeners, _original
+    global _listeners
     with _lock:
-        if _original is None:
-            _original = torch.autograd.backward
-            torch.autograd.backward = _wrap(_original)
+        if not _passes_us(torch.autograd.backward):
+            torch.autograd.backward = _wrap(torch.autograd.backward)
         _listeners = (*_listeners, listener)
 
 
 def stop_listening_to_backward(listener: BackwardListener) -> None:
-    """Undo `listen_to_backward`; the last one to leave puts torch's own function back.
+    """Undo `listen_to_backward`; the last one to leave puts back what was there before.
+
+    A wrapper of ours inside somebody else's stays there and does nothing.
 
     Args:
         listener: One that was listening; anybody else is ignored.
     """
-    global _listeners, _original
+    global _listeners
     with _lock:
         _listeners = tuple(other for other in _listeners if other is not listener)
-        ours = getattr(torch.autograd.backward, "__wrapped__", None)
-        if not _listeners and _original is not None and ours is _original:
-            torch.autograd.backward = _original  # type: ignore[assignment]
-            _original = None
+        while not _listeners and torch.autograd.backward in _wrappers:
+            torch.autograd.backward = torch.autograd.backward.__wrapped__  # type: ignore[attr-defined]

@@ -53,6 +53,8 @@ class Made:
         self.layers, self.steps, self.width = list(layers), steps, width
         self.losses = list(np.geomspace(2.3, 0.3, steps)) if loss is None else list(loss)
         self.rates = [0.1] * len(self.losses)
+        self.stepped = [1] * len(self.losses)
+        self.active = True
         self.modules = {"": self._module("Sequential", leaf=False)}
         self.parameters, self.links, self.series = {}, {}, {}
         before = []
@@ -131,7 +133,7 @@ class Made:
         store.facts({
             "name": "made",
             "models": [{
-                "label": "Sequential", "class": "Sequential", "active": True,
+                "label": "Sequential", "class": "Sequential", "active": self.active,
                 "modules": self.modules, "parameters": self.parameters,
             }],
             "optimizers": [{
@@ -141,8 +143,8 @@ class Made:
         })  # fmt: skip
         store.commit(
             sites=[(i, 0, *site) for i, site in enumerate(sites)],
-            losses=[(i, loss, rate, 1) for i, (loss, rate) in enumerate(zip(self.losses, self.rates, strict=True))],
-            units=[(s, index[site], values) for site, looks in self.units.items() for s, values in looks],
+            losses=[(i, *row) for i, row in enumerate(zip(self.losses, self.rates, self.stepped, strict=True))],
+            units=[(s, index[site], 1, values) for site, looks in self.units.items() for s, values in looks],
             channels=[(0, index[site], np.asarray(rows, dtype=float)) for site, rows in self.channels.items()],
             details=[
                 (s, key, value)

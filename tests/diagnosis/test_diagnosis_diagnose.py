@@ -1,6 +1,7 @@
 """`trimtab.diagnose`: what it takes, what it leaves out, what it refuses, and that it says the same twice."""
 
 import dataclasses
+import itertools
 import sqlite3
 
 import pytest
@@ -22,8 +23,10 @@ from problems import (
 from torch import nn
 
 import trimtab
+from trimtab.diagnosis.diagnose import _without
 from trimtab.errors import RecordError, SetupError, StepError, TrimtabError, UsageError
 from trimtab.recording import Record
+from trimtab.report import Finding
 
 
 def words(diagnosis):
@@ -125,6 +128,28 @@ def test_ignore_a_code_or_a_code_at_a_place():
     assert trimtab.diagnose(record, ignore=["double-softmax"]).findings == trimtab.diagnose(record).findings
 
 
+def test_ignoring_one_place_leaves_the_others():
+    record = watched(build(eight_layers, "vanishing"))
+    whole = trimtab.diagnose(record)["vanishing-gradient"]
+    first, *rest = whole.where
+    assert rest
+    left = trimtab.diagnose(record, ignore=[f"vanishing-gradient@{first}"])["vanishing-gradient"]
+    assert left == dataclasses.replace(whole, where=tuple(rest))
+    every = [f"vanishing-gradient@{place}" for place in whole.where]
+    assert "vanishing-gradient" not in trimtab.diagnose(record, ignore=every)
+
+
+def test_ignoring_a_place_covers_what_lies_in_it():
+    whole = Finding("dead-units", "error", ("body.2", "body.20", "head"), "")
+    assert _without(whole, ["dead-units@body"]).where == ("head",)
+    assert _without(whole, ["dead-units@body.2"]).where == ("body.20", "head")
+    assert _without(whole, ["dead-units@body", "dead-units@head"]) is None
+    assert _without(whole, ["vanishing-gradient@body"]) is whole
+    placeless = dataclasses.replace(whole, where=())
+    assert _without(placeless, ["dead-units@body"]) is placeless
+    assert _without(placeless, ["dead-units"]) is None
+
+
 def test_an_ignored_root_explains_nothing():
     record = watched(build(tanh_drawn_small, True))
     found = trimtab.diagnose(record, ignore=["vanishing-gradient"])
@@ -207,6 +232,68 @@ def test_batches_that_can_be_had_once():
         trimtab.diagnose(setup)
 
 
+def test_a_one_shot_iterator_is_refused_before_anything_is_drawn():
+    """Also where it has batches enough for the run: check would take the first ones away from it."""
+    x, y = digits()
+    drawn = []
+    endless = (drawn.append(1) or (x[:32], y[:32]) for _ in range(50))
+    setup = small(30)
+    setup.batches = lambda: endless
+    for ask in (trimtab.check, trimtab.diagnose):
+        with pytest.raises(SetupError, match="same one-shot iterator twice"):
+            ask(setup)
+    assert drawn == []
+
+
+def test_a_new_iterator_a_call_is_a_fresh_pass():
+    """The call that tells whether it is a new one is the second pass: nothing is thrown away."""
+    calls = []
+
+    def batches():
+        calls.append(1)
+        number = len(calls)
+        return iter([number, number])
+
+    setup = small()
+    setup.batches = batches
+    assert list(itertools.islice(setup.stream(), 7)) == [1, 1, 2, 2, 3, 3, 4]
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize(
+    ("give", "text"),
+    [
+        (lambda loss: None, "step must give a scalar tensor, but it gave None"),
+        (lambda loss: loss.item(), "step must give a scalar tensor, but it gave a float"),
+        (lambda loss: loss.repeat(2), r"step must give a scalar tensor, but it gave one of shape \(2,\)"),
+    ],
+)
+def test_the_loss_of_a_custom_step_is_a_scalar_tensor(give, text):
+    setup = small(step=lambda s, b: give(stepping(s, b)))
+    with pytest.raises(StepError, match=text):
+        next(setup.train())
+    detached = small(3, step=lambda s, b: stepping(s, b).detach())
+    assert len(list(detached.train())) == 3
+
+
+@pytest.mark.parametrize("step", [None, lambda s, b: stepping(s, b)])
+def test_a_scheduler_that_waits_for_a_plateau_is_given_the_loss(step):
+    setup = small(12, step=step)
+    setup.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(setup.optimizer, patience=100)
+    losses = [loss.item() for loss in setup.train()]
+    assert setup.scheduler.best == min(losses)
+    assert setup.scheduler.last_epoch == 12
+
+
+def test_a_scheduler_that_wants_more_is_refused():
+    class Mine:
+        def step(self, score, epoch=None):
+            pass
+
+    with pytest.raises(SetupError, match=r"a step method without arguments, but that of a Mine wants more: .*'score'"):
+        small(scheduler=Mine())
+
+
 def test_the_users_own_error_comes_through_and_the_record_is_closed(tmp_path):
     path = tmp_path / "run.db"
     setup, calls = small(), []
@@ -227,14 +314,14 @@ def test_the_users_own_error_comes_through_and_the_record_is_closed(tmp_path):
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in setup.model.modules())
 
 
-def stepping(setup, batch, *, back=True, step=True, give=True):
+def stepping(setup, batch, *, back=True, step=True):
     setup.optimizer.zero_grad()
     loss = setup.loss(setup.model, batch)
     if back:
         loss.backward()
     if step:
         setup.optimizer.step()
-    return loss if give else None
+    return loss
 
 
 def test_a_step_that_never_steps():
@@ -247,12 +334,6 @@ def test_a_step_that_does_nothing():
     found = trimtab.diagnose(small(step=lambda s, b: stepping(s, b, back=False, step=False)))
     assert found.findings == ()
     assert found.run.steps == 0
-
-
-def test_a_step_that_returns_nothing():
-    found = trimtab.diagnose(small(step=lambda s, b: stepping(s, b, give=False)))
-    assert found.run.steps == 30
-    assert found.run.first_loss is not None
 
 
 def test_errors_are_of_one_family():

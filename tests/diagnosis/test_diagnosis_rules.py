@@ -50,11 +50,20 @@ def rows_with(step, bad, steps=30, **more):
 def test_nonfinite_data_names_the_first_batch(kind):
     made = Made()
     made.set("input[0]" if kind == "input" else "batch[1]", kind, rows_with(4, 3))
+    made.losses[4] = math.nan
     finding, begins = only(nonfinite_data, made)
     assert (finding.severity, finding.where, begins) == ("error", ("data",), 4)
     assert "step 4" in finding.summary
     assert finding.evidence[0].measured == 3
     assert finding.evidence[0].step == 4
+
+
+def test_nonfinite_values_that_reach_neither_loss_nor_gradient_are_a_mask():
+    made = Made()
+    made.set("input[1]", "input", [row(nonfinite=28)] * 30)
+    assert findings(nonfinite_data, made) == []
+    made.set("b.weight", "raw-gradient", rows_with(4, 3))
+    assert only(nonfinite_data, made).begins == 4
 
 
 def test_nonfinite_data_behind_a_lost_run_is_no_fault_of_the_data():
@@ -64,6 +73,7 @@ def test_nonfinite_data_behind_a_lost_run_is_no_fault_of_the_data():
     made = Made()
     made.set("input[0]", "input", rows_with(9, 3))
     made.set("a.weight", "parameter", rows_with(9, 3))
+    made.losses[9] = math.nan
     assert findings(nonfinite_data, made) == []
 
 
@@ -118,6 +128,14 @@ def test_missing_from_optimizer():
     assert evidence(finding, "without an optimizer").measured == 3
     total = 3 * (16 * 16 + 16)
     assert evidence(finding, "share of all weights").measured == pytest.approx((2 * 256 + 16) / total)
+
+
+def test_an_optimizer_of_what_is_no_longer_there():
+    made = left_out(*Made().parameters, sketch=trained_quantiles)
+    made.active = False
+    finding = only(missing_from_optimizer, made).finding
+    assert finding.severity == "error"
+    assert "made anew" in finding.summary
 
 
 def test_missing_from_optimizer_weighs_less_where_the_run_learns_or_the_weights_are_trained():
@@ -203,10 +221,10 @@ def test_gradients_that_are_gone_before_the_step():
 
 
 def test_a_bias_that_training_has_moved_speaks_for_its_weight():
-    made = frozen("a.weight", "a.bias", "b.weight")
-    assert only(frozen_parameters, made).finding.where == ("a", "b")
+    made = frozen("a.weight", "a.bias", "b.weight", "c.weight")
+    assert only(frozen_parameters, made).finding.where == ("a", "b", "c")
     made.parameters["a.bias"]["quantiles"] = np.linspace(-3, 3, 33).tolist()
-    assert only(frozen_parameters, made).finding.where == ("b",)
+    assert only(frozen_parameters, made).finding.where == ("b", "c")
 
 
 def test_what_was_trained_under_watch_is_no_fresh_draw():
@@ -361,10 +379,18 @@ def test_signal_collapse_at_one_module():
 def test_signal_collapse_in_training_begins_when_it_does():
     made = Made(loss=stuck())
     made.look("a_act", signal=0.4)
-    made.look("b", signal=[0.3, 1e-3] + [1e-9] * 10)
+    made.look("b", signal=[0.3, 1e-3] + [1e-13] * 10)
     finding, begins = only(signal_collapse, made)
     assert finding.where[0] == "b"
     assert begins == 2
+
+
+def test_an_offset_of_the_output_is_no_collapse():
+    made = Made(loss=stuck())
+    for name in ("a", "a_act", "b", "b_act"):
+        made.look(name, signal=0.4)
+    made.look("c", signal=6e-7)
+    assert findings(signal_collapse, made) == []
 
 
 def test_signal_collapse_is_not_laid_on_a_pooling():
@@ -467,7 +493,9 @@ def test_unscaled_inputs_by_spread():
 def test_unscaled_inputs_by_size_and_by_offset():
     assert "of size" in only(unscaled_inputs, channels([100.0] * 4)).finding.summary
     assert findings(unscaled_inputs, channels([16.0] * 4)) == []
-    assert len(findings(unscaled_inputs, channels([10.0] * 4, [9.999] * 4))) == 1
+    finding = only(unscaled_inputs, channels([10.0] * 4, [9.999] * 4)).finding
+    assert "70.7 times their spread away from zero" in finding.summary
+    assert finding.evidence[0].measured == pytest.approx(9.999 / math.sqrt(10**2 - 9.999**2), rel=1e-3)
     assert findings(unscaled_inputs, channels([0.5] * 4, [0.49999] * 4)) == []
 
 
@@ -510,6 +538,9 @@ def test_unscaled_targets_beside_large_outputs_and_class_numbers():
 
 def test_learning_rate_too_high_by_a_loss_that_grows_tenfold():
     made = Made(loss=[2.0, 8.0, 19.0, 21.0, *[300.0] * 26])
+    made.set("b.weight", "update", row(0.02, count=256))
+    assert findings(learning_rate_too_high, made) == []  # no step was large: another batch
+    made.set("b.weight", "update", [row(0.04 if i == 2 else 0.001, count=256) for i in range(30)])
     finding, begins = only(learning_rate_too_high, made)
     assert (finding.severity, finding.where, begins) == ("error", ("optimizer",), 2)
     assert evidence(finding, "largest loss").measured == pytest.approx(150)
@@ -575,6 +606,22 @@ def test_a_schedule_that_ends_the_run():
     made.rates = [0.1 if i < 40 else 1e-6 for i in range(60)]
     made.losses = [2.0] * 10 + [0.1] * 50
     assert findings(learning_rate_too_low, made) == []
+
+
+def test_a_warm_up_from_zero_ends_nothing():
+    made = slow(1e-3, steps=60)
+    made.rates = [0.0] * 30 + [0.1] * 30
+    assert findings(learning_rate_too_low, made) == []
+
+
+def test_a_schedule_is_judged_optimizer_by_optimizer():
+    made = slow(1e-3, steps=60)
+    made.rates, made.stepped = [0.1, 5e-5] * 30, [1, 2] * 30
+    assert findings(learning_rate_too_low, made) == []
+    made.rates[20:] = [1e-6, 1e-12] * 20
+    finding, begins = only(learning_rate_too_low, made)
+    assert begins == 21
+    assert "from 5e-05 to 1e-12" in finding.summary
 
 
 def clipped(factor, share=1.0, **more):

@@ -1,5 +1,6 @@
 """One test for each private or patched name of torch: a release that drops one is seen here."""
 
+import functools
 import sys
 
 import pytest
@@ -85,6 +86,47 @@ def test_set_stance(monkeypatch):
     assert not _torch.force_eager(True)
 
 
+@pytest.fixture
+def stance():
+    """The stance of the compiler as it is now; the default again afterwards."""
+    pytest.importorskip("torch._dynamo")
+
+    def now():
+        probe = torch.compiler.set_stance("default")
+        probe.__exit__(None, None, None)
+        return probe.prev.stance
+
+    torch.compiler.set_stance("default")
+    yield now
+    torch.compiler.set_stance("default")
+
+
+@pytest.mark.parametrize("users", ["default", "fail_on_recompile", "force_eager"])
+def test_the_users_own_stance_is_put_back(stance, users):
+    torch.compiler.set_stance(users)
+    for _ in range(2):
+        _torch.force_eager(True)
+        _torch.force_eager(True)
+        assert stance() == "force_eager"
+        _torch.force_eager(False)
+        assert stance() == users
+        _torch.force_eager(False)
+        assert stance() == users
+
+
+def test_a_stance_that_the_user_takes_in_between_stays(stance):
+    _torch.force_eager(True)
+    torch.compiler.set_stance("eager_on_recompile")
+    _torch.force_eager(False)
+    assert stance() == "eager_on_recompile"
+    _torch.force_eager(True)
+    torch.compiler.set_stance("fail_on_recompile")
+    _torch.force_eager(True)
+    assert stance() == "force_eager"
+    _torch.force_eager(False)
+    assert stance() == "fail_on_recompile"
+
+
 class Ear:
     def __init__(self):
         self.heard = []
@@ -159,3 +201,45 @@ def test_somebody_elses_wrapper_around_ours_stays():
         _torch.listen_to_backward(last)
         _torch.stop_listening_to_backward(last)
     assert torch.autograd.backward is original
+
+
+def one_pass():
+    torch.ones(3, requires_grad=True).sum().backward()
+
+
+def test_a_patch_that_was_there_before_ours_is_taken_away():
+    """What they put back is torch's own function, without our wrapper: whoever listens next must hear all the same."""
+    original, first, second = torch.autograd.backward, Ear(), Ear()
+    torch.autograd.backward = lambda *args, **kwargs: original(*args, **kwargs)
+    try:
+        _torch.listen_to_backward(first)
+        torch.autograd.backward = original
+        _torch.stop_listening_to_backward(first)
+        _torch.listen_to_backward(second)
+        one_pass()
+        assert len(second.heard) == 2
+        _torch.stop_listening_to_backward(second)
+        assert torch.autograd.backward is original
+    finally:
+        torch.autograd.backward = original
+
+
+@pytest.mark.parametrize("says_what_it_wraps", [True, False])
+def test_nobody_hears_twice_through_somebody_elses_wrapper(says_what_it_wraps):
+    original, ears = torch.autograd.backward, [Ear(), Ear()]
+    try:
+        _torch.listen_to_backward(ears[0])
+        ours = torch.autograd.backward
+        theirs = lambda *args, **kwargs: ours(*args, **kwargs)  # noqa: E731
+        torch.autograd.backward = functools.wraps(ours)(theirs) if says_what_it_wraps else theirs
+        _torch.listen_to_backward(ears[1])
+        one_pass()
+        one_pass()
+        assert [len(ear.heard) for ear in ears] == [4, 4]
+        for ear in ears:
+            _torch.stop_listening_to_backward(ear)
+        assert torch.autograd.backward is theirs
+        one_pass()
+        assert [len(ear.heard) for ear in ears] == [4, 4]
+    finally:
+        torch.autograd.backward = original

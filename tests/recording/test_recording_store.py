@@ -45,14 +45,17 @@ def test_killed_at_twenty_random_moments(tmp_path):
     assert done.returncode == 0, done.stderr
     told = done.stdout.split("\n")[:-1]
     assert len(told) == 20
+    lengths = []
     for i, last in enumerate(told):
         assert last.isdecimal(), last
         record = Record.open(tmp_path / f"{i}.db")
         assert contiguous(record)
         assert len(record.steps) >= int(last)  # steps 0 .. last - 1: each is written when the next one begins
         assert not record.finished
+        lengths.append(len(record.steps))
         if len(record.steps):
             assert reading(record, "2", "output", step=int(record.steps[-1]))[0] == 16 * 4
+    assert sum(length > 0 for length in lengths) > 10  # most were killed with steps behind them
 
 
 def test_a_live_record_can_be_read(tmp_path):

@@ -1,6 +1,5 @@
 """The text: what must be said, in which order, within the width, and with nothing that steers a terminal."""
 
-import io
 import math
 import re
 import subprocess
@@ -27,7 +26,7 @@ from rich.cells import cell_len
 
 from trimtab.report import Diagnosis, Evidence, Finding, RunFacts
 from trimtab.report.text import fold, render_text
-from trimtab.report.words import clean, expectation, number, places, quantity, takes_unicode
+from trimtab.report.words import clean, expectation, number, places, quantity
 
 
 @pytest.mark.parametrize("unicode", [True, False])
@@ -252,13 +251,6 @@ def test_run_of_one_step():
     assert "1 step, 1 recorded" in render_text(
         Diagnosis(run=RunFacts(steps=1, recorded=1, first_loss=1.0, last_loss=1.0))
     )
-
-
-@pytest.mark.parametrize(
-    ("encoding", "takes"), [("utf-8", True), ("ascii", False), ("latin-1", False), ("cp1252", False)]
-)
-def test_which_streams_take_unicode(encoding, takes):
-    assert takes_unicode(io.TextIOWrapper(io.BytesIO(), encoding=encoding)) is takes
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def test_bad_options(shell, arguments, words):
 
 def test_every(shell, net):
     shell.write("s.py", net, "train(25)")
-    assert "every 5. step" in shell.trimtab("run", "--every", "5", "s.py").err
+    assert "one step in 5" in shell.trimtab("run", "--every", "5", "s.py").err
     assert Record.open(shell.records[0]).steps.tolist() == [*range(11), 15, 20]
 
 
@@ -349,3 +349,19 @@ def test_a_script_that_watches_itself(shell, net):
     assert plain.out.endswith("5 [0, 1, 2, 3, 4]\n")
     assert (done.out, done.status) == (plain.out, 0)
     assert "5 steps, 5 recorded" in done.err
+
+
+@pytest.mark.parametrize(
+    "broken", ["sys.modules['trimtab.diagnosis.diagnose'].RULES = (f,)", "trimtab.runner.run.write_report = f"]
+)
+def test_a_diagnosis_that_failed_is_not_a_healthy_one(shell, net, broken):
+    shell.write(
+        "s.py",
+        net,
+        f"import sys\nif 'watched' in sys.argv:\n    import trimtab.runner.run\n    f = lambda *a: 1 / 0\n    {broken}\ntrain()\nsys.exit(int(sys.argv[-1]))",
+    )
+    done = shell.trimtab("run", "--fail-on", "error", "s.py", "watched", "0")
+    assert "the diagnosis failed (ZeroDivisionError: division by zero)" in done.err
+    assert done.status == 1
+    assert shell.trimtab("run", "s.py", "watched", "0").status == 0
+    assert shell.trimtab("run", "--fail-on", "error", "s.py", "watched", "9").status == 9

@@ -182,6 +182,27 @@ def test_log():
     assert watch.record.logged["step"][1].tolist() == [0, 1, 2]
 
 
+def test_a_log_after_the_end_is_refused():
+    """It could go nowhere; to drop it would leave a gap in the record that nobody can explain."""
+    run = Run()
+    with trimtab.watch(run.model, run.optimizer) as watch:
+        loss = run.train(1)
+    with pytest.raises(trimtab.UsageError, match="this watch has ended, so its record is closed"):
+        watch.log(loss=loss)
+    assert watch.record.logged == {}
+
+
+def test_more_models_or_optimizers_than_one_are_asked_for_as_a_list():
+    run = Run()
+    with pytest.raises(
+        TypeError, match=r"but it was given SGD besides: write watch\(\[model, ...\], \[optimizer, ...\]\)"
+    ):
+        trimtab.watch(run.model, run.optimizer, run.optimizer)
+    with pytest.raises(TypeError, match="given SGD, int besides"):
+        trimtab.watch(run.model, run.model, run.optimizer, 5)
+    assert not hooks(run.model, run.optimizer)
+
+
 def test_a_store_in_a_file(tmp_path):
     run = Run()
     path = tmp_path / "deep" / "r.db"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from stats_cases import assert_rows_close, truth
 
-from trimtab.stats import FIELDS, empty, finish, merge, merge_rows, update
+from trimtab.stats import FIELDS, Tape, empty, finish, merge, merge_rows, tape, update
 
 FAST = settings(max_examples=50, deadline=None)
 VALUES = arrays(np.float64, st.integers(0, 30), elements=st.floats(-1e6, 1e6, allow_subnormal=False))
@@ -119,6 +119,28 @@ def test_squares_beyond_float64_give_an_infinite_m2_without_a_warning():
     assert merge_rows(np.stack((a, b)), np.zeros(2, np.int64), 1)[0, 2] == math.inf
 
 
+@pytest.mark.parametrize("m2", [0.0, math.inf])
+def test_merging_with_no_values_takes_the_others_m2_however_large_they_are(m2):
+    row = np.array([5, 1e200, m2, 1e200, 1e200, 0, 1])
+    with np.errstate(all="raise"):
+        np.testing.assert_array_equal(merge(empty(), row), row)
+        np.testing.assert_array_equal(merge(row, empty()), row)
+        both = merge(np.stack((row, empty(), row)), np.stack((empty(), row, empty())))
+    np.testing.assert_array_equal(both, np.stack((row, row, row)))
+
+
+@pytest.mark.parametrize("n", [1, 100, 10_000, 300_000])
+@pytest.mark.usefixtures("tape")  # with numba and without
+def test_update_of_values_whose_squares_overflow(n):
+    """Naive: (1e200 - 0)² times no values before is infinity times zero."""
+    assert math.isnan(1e200 * 1e200 * 0.0)
+    row = update(empty(), torch.full((n,), 1e200, dtype=torch.float64))
+    assert row[2] in (0.0, math.inf)
+    spread = update(row, torch.tensor([-1e200] * n, dtype=torch.float64))
+    assert spread[2] == math.inf
+    assert spread[0] == 2 * n
+
+
 def test_update_folds_tensors_in_and_is_pure():
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     start = empty()
@@ -156,3 +178,17 @@ def test_finish_of_nothing_claims_nothing():
 def test_fields_are_the_attributes():
     assert FIELDS == ("count", "mean", "m2", "abs_mean", "abs_max", "zeros", "nonfinite")
     assert list(finish(empty()).__slots__)[:7] == list(FIELDS)
+
+
+def test_the_mark_of_a_sample_is_carried(monkeypatch):
+    monkeypatch.setattr(tape, "compiled_kernel", lambda: None)
+    large, small = torch.randn(2**21), torch.randn(10)
+    probe = Tape()
+    assert probe.sampled(probe.measure(large))
+    row = update(empty(), large)
+    assert finish(row).sampled
+    assert finish(update(row, small)).sampled
+    assert finish(update(row, torch.arange(3))).sampled
+    assert finish(merge(update(empty(), small), row)).sampled
+    assert not finish(update(empty(), small)).sampled
+    assert not finish(row, sampled=False).sampled

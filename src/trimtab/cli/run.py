@@ -31,6 +31,7 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> Callable[[],
     """Run SCRIPT under watch, unmodified, and tell why it does not train.
 
     Standard output and the exit status are the script's own; the diagnosis goes to standard error at the end, at Ctrl-C and at a crash.
+    With --fail-on, a script that ended with 0 gives 1 at such a finding, and where the diagnosis failed.
     """
     if options["store"] is not None and options["no_store"]:
         raise click.UsageError("--store and --no-store exclude each other")

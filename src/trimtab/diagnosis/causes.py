@@ -3,7 +3,7 @@
 Origin before propagation, start before training, data before model, loop before optimizer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from trimtab.report import SEVERITIES, Finding
@@ -27,7 +27,7 @@ RANK = (
     "learning-rate-too-low",
     "nonfinite-loss",
 )
-"""Codes from origin to consequence; a finding is explained only by one that stands before it."""
+"""Codes from origin to consequence: the order of reading, and who is the cause where two explain each other."""
 
 EXPLAINS: dict[str, frozenset[str]] = {
     "nonfinite-data": frozenset(RANK[1:]),
@@ -95,11 +95,14 @@ LATER = {
 """Cause and effect where the effect came after the cause in training, or lies behind it: its `begins` decides."""
 
 
-def explain(found: Sequence[tuple[Finding, int]]) -> tuple[Finding, ...]:
+def explain(
+    found: Sequence[tuple[Finding, int]], apart: Callable[[Finding, Finding], bool] = lambda cause, effect: False
+) -> tuple[Finding, ...]:
     """Name the causes of each finding and put the findings in the order of reading.
 
     Args:
         found: Findings, each with the step at which its fault was there for the first time.
+        apart: Whether two findings are about models between which neither signal nor gradient passes.
 
     Returns:
         Roots first (graver ones first, origin before consequence), each followed by what it explains.
@@ -110,7 +113,9 @@ def explain(found: Sequence[tuple[Finding, int]]) -> tuple[Finding, ...]:
         causes = [
             other.code
             for other, start in loud
-            if _is_graver(other, finding) and _explains(other.code, start, finding.code, begins)
+            if _is_graver(other, finding)
+            and _explains(other.code, start, finding.code, begins)
+            and not apart(other, finding)
         ]
         named.append(replace(finding, causes=tuple(dict.fromkeys(causes))))
     return _in_reading_order(_without_cycles(named))

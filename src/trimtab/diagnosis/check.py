@@ -1,17 +1,16 @@
 """`trimtab.check`: look at a setup before training: one batch forward and backward, and everything as it was afterwards."""
 
 import copy
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from trimtab._setup import Setup
 from trimtab.diagnosis.diagnose import check_ignored, diagnose_record
+from trimtab.diagnosis.unchanged import unchanged
 from trimtab.errors import SetupError, UsageError
 from trimtab.recording import Record, Recorder, Schedule, Store
 from trimtab.recording.walk import tensors
@@ -21,8 +20,13 @@ from trimtab.report import Diagnosis
 def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
     """Look for what is wrong before the first step: data, wiring, initialization.
 
-    One batch goes forward and backward through the model as it is, and no step is taken. Model, gradients, buffers, modes, optimizer
-    and every random number generator (torch, CUDA, numpy, random) are bit-identical afterwards, also after an error.
+    One batch goes forward and backward through the model as it is, and no step is taken. Afterwards, also after an error, these are
+    bit-identical: parameters, gradients, buffers, modes and every other attribute of the model and its submodules; the optimizer; the
+    random number generators of torch, CUDA, numpy and random; a DataLoader's own generator, and its sampler's, where `batches` gives
+    the DataLoader or uses it from a variable around it. A model with lazy modules that no batch has initialized is checked in a copy.
+
+    What a check cannot reach stays as the batch has left it: objects of other classes that a model holds (a replay buffer, a counter
+    of the user's), generators kept in places other than those above, files, and an iterator that `batches` goes on drawing from.
 
     Args:
         setup: The run; its `step` is not called, since it would train.
@@ -33,27 +37,28 @@ def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
 
     Raises:
         UsageError: `setup` is not a `Setup`, or `ignore` names a code that does not exist.
-        SetupError: Its batches cannot be used.
+        SetupError: Its batches cannot be used, or its model is lazy and cannot be copied.
         StepError: Its loss is not a scalar tensor.
     """
     if not isinstance(setup, Setup):
         raise UsageError(f"check takes a Setup, but it was given a {type(setup).__name__}")
     check_ignored(ignore)
-    store = Store()
-    recorder = Recorder(store, Schedule(1), type(setup.model).__name__)
-    recorder.add_model(setup.model)
-    for optimizer in setup.optimizers:
-        recorder.add_optimizer(optimizer)
+    setup = _copy_of_lazy(setup)
+    model, store = setup.model, Store()
     trained = [p for optimizer in setup.optimizers for group in optimizer.param_groups for p in group["params"]]
-    with unchanged(setup.model, trained):
+    with unchanged(model, *model.parameters(), *model.buffers(), *trained, used_by=(setup.loss, setup.batches)) as kept:
+        recorder = Recorder(store, Schedule(1), type(model).__name__)
+        recorder.add_model(model)
+        for optimizer in setup.optimizers:
+            recorder.add_optimizer(optimizer)
         recorder.start()
         try:
-            setup.model.train()
-            batch = next(setup.stream())
+            model.train()
+            batch = next(setup.stream(on_pass=kept.add_data))
             _refuse_empty(batch)
             recorder.batch(batch)
-            for parameter in (*setup.model.parameters(), *trained):
-                parameter.grad = None
+            for leaf in (*kept.leaves, *model.parameters()):
+                leaf.grad = None
             loss = setup.compute_loss(batch)
             loss.backward()  # type: ignore[no-untyped-call]
             recorder.close_without_step()
@@ -62,64 +67,27 @@ def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
     return diagnose_record(Record.of(store), ignore)
 
 
+def _copy_of_lazy(setup: Setup) -> Setup:
+    """The setup, with a copy of model and optimizers where the first batch would give parameters their shapes for good."""
+    if not any(map(is_lazy, chain(setup.model.parameters(), setup.model.buffers()))):
+        return setup
+    copies: dict[int, Any] = {id(b): _copy_of_shapeless(b) for b in setup.model.buffers() if is_lazy(b)}
+    try:
+        model, optimizers = copy.deepcopy((setup.model, list(setup.optimizers)), copies)  # together: they share tensors
+    except Exception as error:
+        raise SetupError(
+            f"the model has lazy modules that no batch has initialized, and it cannot be copied ({error}); "
+            "call it on one batch before check"
+        ) from error
+    return replace(setup, model=model, optimizer=optimizers)
+
+
+def _copy_of_shapeless(buffer: Any) -> Any:
+    """A copy of an uninitialized buffer, the one tensor that torch does not copy by itself."""
+    return type(buffer)(buffer.requires_grad, buffer.data.device, buffer.data.dtype)
+
+
 def _refuse_empty(batch: Any) -> None:
     shapes = [tuple(tensor.shape) for tensor in tensors(batch)]
     if shapes and all(0 in shape for shape in shapes):
         raise SetupError(f"batches must give batches with samples in them, but the first is empty: {shapes}")
-
-
-@contextmanager
-def unchanged(model: nn.Module, others: Sequence[Tensor] = ()) -> Iterator[None]:
-    """Put parameters, gradients, buffers, modes and random number generators back as they were.
-
-    Args:
-        model: What is used inside the block.
-        others: Parameters that may not be the model's (a loss's own).
-
-    Yields:
-        Nothing.
-    """
-    parameters = [*model.parameters(), *others]
-    gradients = [(p, p.grad) for p in parameters]
-    values = [(p, p.detach().clone()) for p in parameters if not nn.parameter.is_lazy(p)]
-    buffers = [(b, b.detach().clone()) for b in model.buffers() if not nn.parameter.is_lazy(b)]
-    named_buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    modes = [(module, module.training) for module in model.modules()]
-    plain = [(module, _plain(module)) for module in model.modules()]
-    generators = _generators()
-    try:
-        yield
-    finally:
-        for parameter, grad in gradients:
-            parameter.grad = grad
-        with torch.no_grad():
-            for tensor, value in (*values, *buffers):
-                if not torch.equal(tensor, value):
-                    tensor.copy_(value)
-        for module, held in named_buffers:  # a module may have put a new tensor in a buffer's place
-            module._buffers.update(held)
-        for module, mode in modes:
-            module.training = mode
-        for module, attributes in plain:
-            vars(module).update(attributes)
-        _restore(generators)
-
-
-def _plain(module: nn.Module) -> dict[str, Any]:
-    """A module's own counters and flags (a spectral norm's step, a scheduler inside a model)."""
-    return {k: v for k, v in vars(module).items() if isinstance(v, (bool, int, float, str)) and not k.startswith("__")}
-
-
-def _generators() -> tuple[Any, ...]:
-    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    cuda = torch.cuda.get_rng_state_all() if used else None
-    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
-
-
-def _restore(states: tuple[Any, ...]) -> None:
-    cpu, cuda, numpy_state, python_state = states
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state_all(cuda)
-    np.random.set_state(numpy_state)
-    random.setstate(copy.copy(python_state))

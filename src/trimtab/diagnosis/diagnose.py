@@ -1,6 +1,7 @@
 """`trimtab.diagnose`: train a setup under watch, or read a record, and tell what is wrong."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from trimtab._setup import Setup
 from trimtab.diagnosis.causes import explain
 from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.kinship import strangers
 from trimtab.diagnosis.rules import RULES
 from trimtab.diagnosis.view import View
 from trimtab.errors import UsageError
@@ -31,7 +33,8 @@ def diagnose(
     Args:
         run: A `Setup`, which is trained in place for its `steps` under watch; or a `Record`, or the path of one, which may
             still be written.
-        ignore: Findings to leave out, as codes ("dead-units") or codes at a place ("dead-units@body.2").
+        ignore: Findings to leave out, as codes ("dead-units") or codes at a place ("dead-units@body.2"). A place
+            stands for what lies in it; a finding loses the places that are ignored, and goes when none is left.
         store: File for the record of a setup; None keeps it in memory.
         progress: Called with the steps done and all steps while a setup is trained.
 
@@ -72,7 +75,8 @@ def diagnose_record(record: Record, ignore: Sequence[str] = ()) -> Diagnosis:
         if record.step_count or len(record.steps):
             for rule in RULES:
                 found += rule(view)
-    findings = explain([entry for entry in found if not _is_ignored(entry.finding, ignore)])
+    kept = (entry._replace(finding=left) for entry in found if (left := _without(entry.finding, ignore)) is not None)
+    findings = explain(list(kept), strangers(record))
     return Diagnosis(findings, facts_of(record, view))
 
 
@@ -94,12 +98,17 @@ def check_ignored(ignore: Sequence[str]) -> None:
             )
 
 
-def _is_ignored(finding: Finding, ignore: Sequence[str]) -> bool:
-    for entry in ignore:
-        code, _, where = entry.partition("@")
-        if code == finding.code and (not where or any(w == where or w.startswith(f"{where}.") for w in finding.where)):
-            return True
-    return False
+def _without(finding: Finding, ignore: Sequence[str]) -> Finding | None:
+    """The finding without the places that are ignored; None where no place is left, or the code is ignored everywhere."""
+    ignored = [where for code, _, where in (entry.partition("@") for entry in ignore) if code == finding.code]
+    left = tuple(place for place in finding.where if not any(_is_within(place, where) for where in ignored))
+    if "" in ignored or (finding.where and not left):
+        return None
+    return finding if left == finding.where else replace(finding, where=left)
+
+
+def _is_within(place: str, where: str) -> bool:
+    return place == where or place.startswith(f"{where}.")
 
 
 def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int], None] | None) -> Record:

@@ -1,22 +1,25 @@
 """The flow of the gradient through the layers of a model: measured, expected to be kept, and predicted from the weights.
 
-The gradient at a layer's output is measured by its squared norm G. A layer that keeps the gradient has G(before)/G(at) = 1; the
-finite width n scatters the logarithm of one layer's gain by about sqrt(5/n) for ReLU layers (variance law of a product of
-Jacobians, Hanin & Nica 2018, arXiv:1812.05994), so that the whole chain scatters by sqrt(5 L/n).
+The gradient at a layer's output is measured by its squared norm G. A layer that keeps the gradient has G(before)/G(at) = 1; a
+finite width n scatters the logarithm of one layer's gain with variance v/n, v = 5 for ReLU layers and 2 for linear ones, and the
+variances of a chain add up (Hanin & Nica 2018, arXiv:1812.05994; `propagation.backward_log_variance` for other activations).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from trimtab._messages import say
 from trimtab.diagnosis.layers import Layer
-from trimtab.propagation import PropagationError, activation, mean_derivative_squared
+from trimtab.propagation import PropagationError, activation, backward_log_variance, mean_derivative_squared
+from trimtab.report import Evidence
 
 EARLY = 10
 """Steps at the start whose gradients count as those of the initialization."""
 
 SCATTER = 5.0
-"""Variance of the logarithm of a layer's squared-gradient gain, times the width."""
+"""Variance of the logarithm of a layer's squared-gradient gain, times the width, where no known activation says better: ReLU's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,6 @@ class Flow:
         """Geometric mean of the measured gains, NaN where there is none."""
         return mean_gain(self.gains)
 
-    @property
-    def predicted_per_layer(self) -> float:
-        """Geometric mean of the predicted gains, NaN where there is none."""
-        return mean_predicted_gain(self.gains)
-
 
 def mean_gain(gains: Sequence[Gain]) -> float:
     """Geometric mean of measured gains that are positive and finite, NaN where there is none."""
@@ -83,7 +81,37 @@ def _geometric_mean(values: Sequence[float]) -> float:
 
 def scatter(gain: Gain) -> float:
     """Three standard deviations of the logarithm of one layer's gain at its width."""
-    return 3 * math.sqrt(SCATTER / max(gain.source.shape[0], 1))
+    return 3 * math.sqrt(_variance(gain.source, gain.layer))
+
+
+def against_prediction(gains: Sequence[Gain]) -> list[Evidence]:
+    """The mean gain beside the one that the weights foretell, with what the widths scatter.
+
+    Args:
+        gains: Any gains.
+
+    Returns:
+        One piece of evidence, none where nothing was predicted.
+    """
+    known = [gain for gain in gains if gain.predicted is not None]
+    predicted = mean_predicted_gain(known)
+    if math.isnan(predicted):
+        return []
+    variance = sum(_variance(gain.source, gain.layer) for gain in known)
+    within = math.exp(3 * math.sqrt(variance) / len(known))
+    return [Evidence(say("the same, beside what the weights foretell"), mean_gain(known), predicted, within, "x", 0)]
+
+
+def _variance(source: Layer, layer: Layer) -> float:
+    """Variance of the logarithm of a layer's gain at its width."""
+    width, names = max(source.shape[0], 1), layer.before.activations
+    if layer.before.sources != (source.name,) or layer.before.norms or len(names) > 1 or not len(source.output):
+        return SCATTER / width
+    try:
+        q = float(source.output.second_moment[0])
+        return backward_log_variance(activation(names[0] if names else "identity"), width, q)
+    except PropagationError:  # an unknown activation, or one that passes nothing at this q
+        return SCATTER / width
 
 
 def flows(layers: list[Layer]) -> list[Flow]:
@@ -112,8 +140,10 @@ def _flow(layers: list[Layer]) -> Flow | None:
     first, last = seen[0][1], seen[-1][1]
     if last <= 0 or not math.isfinite(last):
         return None
-    widths = [layer.shape[0] for layer, _ in seen]
-    tolerance = 3 * math.sqrt(SCATTER * len(seen) / min(widths[:-1])) / math.log(10)
+    chain = [layer for layer, _ in seen]
+    narrowest = min(layer.shape[0] for layer in chain[:-1])
+    variance = sum(max(_variance(front, behind), 2 / narrowest) for front, behind in pairwise(chain))
+    tolerance = 3 * math.sqrt(variance) / math.log(10)
     total = math.log10(first / last) if first > 0 and math.isfinite(first) else (-math.inf if first == 0 else math.inf)
     by_name = {layer.name: g for layer, g in seen}
     gains = []
@@ -122,7 +152,7 @@ def _flow(layers: list[Layer]) -> Flow | None:
             if source in by_name and len(layer.before.sources) == 1 and not layer.before.joins and g > 0:
                 front = next(other for other, _ in seen if other.name == source)
                 gains.append(Gain(front, layer, by_name[source] / g, predicted_gain(front, layer)))
-    return Flow(tuple(layer for layer, _ in seen), tuple(g for _, g in seen), tuple(gains), total, tolerance)
+    return Flow(tuple(chain), tuple(g for _, g in seen), tuple(gains), total, tolerance)
 
 
 def gradient_at_start(layer: Layer) -> float:

@@ -1,12 +1,12 @@
 """The weight layers of a watched model in the order in which they ran, and what lies between them."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from trimtab.recording import Record, Series
+from trimtab.recording import Record, Series, split_call
 
 OPERATIONS = {
     "Relu": "relu", "LeakyRelu": "leaky_relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Gelu": "gelu", "Silu": "silu", "Elu": "elu",
@@ -191,14 +191,16 @@ def _weight(module: dict[str, Any] | None, name: str, facts: dict[str, Any]) -> 
 
 
 def links_of(record: Record, model: int) -> dict[str, dict[str, Any]]:
-    """Where each module's input came from at the first step that was looked at in detail, in forward order.
+    """Where the input of each module's calls came from at the first step that was looked at in detail, in forward order.
 
     Args:
         record: The record.
         model: Index of the model.
 
     Returns:
-        Link by module name, sources without the model's index; modules of other models are left out.
+        Link by call ("relu" for the first of a module, "relu#2" for the next that takes its input from elsewhere), sources
+        likewise and without the model's index; modules of other models are left out. A layer with a matrix of its own is
+        one place, however often it is called.
     """
     prefix = f"{model}:"
     merged: dict[str, dict[str, Any]] = {}
@@ -209,6 +211,19 @@ def links_of(record: Record, model: int) -> dict[str, dict[str, Any]]:
                 sources = [s.removeprefix(prefix) for s in link["sources"] if s.startswith(prefix)]
                 merged[name] = link | {"sources": sources}
     return merged
+
+
+def module_of(call: str, modules: Container[str]) -> str:
+    """The module of a call.
+
+    Args:
+        call: Name of a call, as in `links_of`.
+        modules: Names of the model's modules.
+
+    Returns:
+        The module's name.
+    """
+    return call if call in modules else split_call(call)[0]
 
 
 def _walk_back(name: str, links: dict[str, Any], modules: dict[str, Any], weighted: set[str]) -> Between:
@@ -236,11 +251,12 @@ def _walk_back(name: str, links: dict[str, Any], modules: dict[str, Any], weight
             if source in seen:
                 continue
             seen.add(source)
-            cls = modules.get(source, {}).get("class", "")
+            module = module_of(source, modules)
+            cls = modules.get(module, {}).get("class", "")
             if cls in CLASSES:
                 activations.append(CLASSES[cls])
-                activation_modules.append(source)
+                activation_modules.append(module)
             elif is_norm(cls):
-                norms.append(source)
+                norms.append(module)
             queue.append((source, hops + 1))
     return Between(tuple(activations), tuple(activation_modules), tuple(norms), joins, tuple(sources))

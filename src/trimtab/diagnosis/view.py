@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from trimtab.diagnosis.layers import Layer, layers, links_of
+from trimtab.diagnosis.layers import Layer, layers, links_of, module_of
 from trimtab.diagnosis.progress import Progress, progress
-from trimtab.recording import Kind, Record, Series, Site, Units
+from trimtab.recording import Kind, Record, Series, Site, Units, split_call
 from trimtab.report import Location
 
 ADAPTIVE = {
@@ -63,7 +63,7 @@ class View:
         if (
             self.loss.get("kind") == "MseLoss"
             and target.get("std")
-            and self.loss.get("operations", [""])[0] == "MseLoss"
+            and self.loss.get("operations", [])[:1] == ["MseLoss"]
         ):
             return float(target["std"]) ** 2
         return math.inf
@@ -102,28 +102,35 @@ class View:
         return facts
 
     def name(self, model: int, name: str) -> str:
-        """A module's or parameter's name for people."""
-        return self.record.label(model, name) or self.record.models[model].get("label", "model")
+        """A module's or parameter's name for people; one of a call is that of its module."""
+        return self.record.label(model, self.module(model, name)) or self.record.models[model].get("label", "model")
+
+    def module(self, model: int, call: str) -> str:
+        """The module of a call ("relu" of "relu#2"); any other name as it is."""
+        return module_of(call, self.record.models[model]["modules"])
 
     def names(self, layers: Iterable[Layer]) -> tuple[str, ...]:
         """The names of layers for people."""
         return tuple(self.name(layer.model, layer.name) for layer in layers)
 
     def split(self, key: str) -> tuple[int, str]:
-        """Model and module of a key of the graph's ("0:body.2")."""
+        """Model and call of a key of the graph's ("0:body.2")."""
         model, _, name = key.partition(":")
         return int(model), name
 
     def series(self, model: int, name: str, kind: Kind) -> Series | None:
         """Readings of a site, None when there are none."""
-        site = self.record.site(model, name, kind)
+        site = self.record.site(model, self.module(model, name), kind)
         found = None if site is None else self.record.series(site)
         return found if found is not None and len(found) else None
 
     def units(self, model: int, name: str, kind: Kind = "output") -> list[Units]:
-        """Unit summaries of a site by step."""
-        site = self.record.site(model, name, kind)
-        return [] if site is None else self.record.units.get(site.index, [])
+        """Unit summaries of one call of a module by step."""
+        module = self.module(model, name)
+        site = self.record.site(model, module, kind)
+        call = 1 if module == name else split_call(name)[1]
+        found = [] if site is None else self.record.units.get(site.index, [])
+        return [look for look in found if look.call == call]
 
     def sites(self, *kinds: Kind) -> Iterator[Site]:
         """Sites of these kinds of all active models."""
@@ -132,7 +139,7 @@ class View:
 
     def forward_order(self, model: int) -> list[str]:
         """Modules in the order in which they ran."""
-        return list(links_of(self.record, model))
+        return list(dict.fromkeys(self.module(model, call) for call in links_of(self.record, model)))
 
     def place(self, *whats: str) -> Location | None:
         """The line of the user's code where something happens: "forward", "backward" or "step"; the first one known."""
@@ -143,8 +150,8 @@ class View:
         return None
 
     def class_of(self, model: int, name: str) -> str:
-        """The class of a module, "" when there is no such module."""
-        facts = self.record.models[model]["modules"].get(name, {})
+        """The class of a module, or of a call's module; "" when there is no such module."""
+        facts = self.record.models[model]["modules"].get(self.module(model, name), {})
         found: str = facts.get("class", "")
         return found
 
@@ -152,7 +159,7 @@ class View:
     def classes(self) -> int | None:
         """Number of classes of a classification loss, None for other losses."""
         prediction = self.loss.get("prediction", {})
-        plain = self.loss.get("operations", [""])[:1] in (["NllLoss"], ["NllLoss2D"])
+        plain = self.loss.get("operations", [])[:1] in (["NllLoss"], ["NllLoss2D"])
         if plain and len(prediction.get("shape", [])) >= 2:
             return int(prediction["shape"][1])
         return None

@@ -3,6 +3,19 @@
 from trimtab.recording.record import COLUMNS, Kind, Record, Series, Site, Units, is_record
 from trimtab.recording.recorder import Recorder
 from trimtab.recording.schedule import Schedule
+from trimtab.recording.sites import split_call
 from trimtab.recording.store import Store
 
-__all__ = ["COLUMNS", "Kind", "Record", "Recorder", "Schedule", "Series", "Site", "Store", "Units", "is_record"]
+__all__ = [
+    "COLUMNS",
+    "Kind",
+    "Record",
+    "Recorder",
+    "Schedule",
+    "Series",
+    "Site",
+    "Store",
+    "Units",
+    "is_record",
+    "split_call",
+]

@@ -1,5 +1,6 @@
 """What is looked at more closely at a few steps: units, links between modules, input channels, the making of the loss."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from trimtab.recording.walk import measurable
 from trimtab.recording.watched import WatchedModel
 from trimtab.stats import channel_rows, unit_summary
 
-CHANNELS_FIRST = (
+CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
     nn.modules.conv._ConvNd,
     nn.modules.batchnorm._NormBase,
     nn.GroupNorm,
@@ -18,6 +19,10 @@ CHANNELS_FIRST = (
     nn.modules.pooling._AvgPoolNd,
     nn.modules.pooling._AdaptiveAvgPoolNd,
 )
+CHANNELS_LAST = (nn.Linear, nn.Bilinear, nn.Embedding)
+LAST_NORMS = (nn.LayerNorm, nn.RMSNorm)
+"""Norms over the last axis; classes made from them may permute their input (LayerNorm2d of ConvNeXt)."""
+
 MAX_CHANNELS = 4096
 
 RANGES = {"Tanh": (-1.0, 1.0), "Sigmoid": (0.0, 1.0), "Softsign": (-1.0, 1.0)}
@@ -35,18 +40,48 @@ def plain(tensor: Tensor) -> bool:
     return usual and tensor.is_floating_point() and tensor.numel() > 0
 
 
-def channel_axis(module: nn.Module, tensor: Tensor) -> int | None:
-    """The axis along which the units of a module's output lie; None where it has none."""
+def channel_axis(module: nn.Module, tensor: Tensor, sources: Sequence[Mapping[str, Any]] = ()) -> int | None:
+    """The axis along which the units of a module's output lie.
+
+    Args:
+        module: The module.
+        tensor: Its output.
+        sources: Links of the modules its input comes from: an activation has the units of what it is given.
+
+    Returns:
+        The axis, None where there is none.
+    """
     if tensor.ndim < 2:
         return None
     if isinstance(module, CHANNELS_FIRST):
         return 1
+    if isinstance(module, CHANNELS_LAST) or (type(module) in LAST_NORMS and len(module.normalized_shape) == 1):  # type: ignore[arg-type]
+        return tensor.ndim - 1
+    return inherited_axis(tensor, sources)
+
+
+def inherited_axis(tensor: Tensor, sources: Sequence[Mapping[str, Any]]) -> int:
+    """The axis of a tensor's units as in the modules it comes from, found again by its size where axes were permuted."""
+    for source in sources:
+        shape, axis = source["output"], source["axis"]
+        if axis is None or len(shape) != tensor.ndim:
+            continue
+        alike = [i for i in range(1, tensor.ndim) if tensor.shape[i] == shape[axis]]
+        if axis in alike:
+            return int(axis)
+        if len(alike) == 1:
+            return alike[0]
     return 1 if tensor.ndim > 3 else tensor.ndim - 1
 
 
-def units(module: nn.Module, output: Tensor) -> Tensor | None:
-    """Unit summary of a module's output, None where there are no units to tell apart."""
-    axis = channel_axis(module, output)
+def tells_calls_apart(module: nn.Module) -> bool:
+    """Whether a module's calls are looked at one by one: not of a layer with a matrix of its own, which is one place of the net."""
+    parameters = (p for p in module.parameters(recurse=False) if not nn.parameter.is_lazy(p))
+    return all(p.ndim < 2 for p in parameters)
+
+
+def units(module: nn.Module, output: Tensor, axis: int | None) -> Tensor | None:
+    """Unit summary of a module's output along an axis, None where there are no units to tell apart."""
     if axis is None or not plain(output):
         return None
     if isinstance(module, nn.Hardtanh):
@@ -85,21 +120,37 @@ def link(module: nn.Module, args: tuple[Any, ...], output: Tensor, origins: dict
     return {"operations": operations, "sources": sources, "own": own, "input": shape, "output": list(output.shape)}
 
 
-def functional_activation(args: tuple[Any, ...], found: dict[str, Any]) -> Tensor | None:
+def functional_activation(
+    args: tuple[Any, ...], found: dict[str, Any], sources: Sequence[Mapping[str, Any]] = ()
+) -> Tensor | None:
     """Unit summary of a module's input where an activation that is no module has just made it, else None."""
     operations = found["operations"]
     inputs = measurable(args, 1)
     if not operations or operations[0] not in ACTIVATIONS or not inputs or inputs[0].ndim < 2 or not plain(inputs[0]):
         return None
     tensor = inputs[0].detach()
-    axis = 1 if tensor.ndim > 3 else tensor.ndim - 1
-    return unit_summary(tensor, axis, *RANGES.get(operations[0], ()))
+    return unit_summary(tensor, inherited_axis(tensor, sources), *RANGES.get(operations[0], ()))
+
+
+def input_axis(tensor: Tensor, modules: Iterable[nn.Module]) -> int:
+    """The axis of the features of what a model is fed with: where the first layer that they fit looks for them."""
+    for module in modules:
+        if isinstance(module, nn.modules.conv._ConvNd):
+            if tensor.ndim == len(module.kernel_size) + 2 and module.in_channels in (
+                0,
+                tensor.shape[1],
+            ):  # 0: still lazy
+                return 1
+        elif isinstance(module, (nn.Linear, nn.RNNBase)):
+            width = module.in_features if isinstance(module, nn.Linear) else module.input_size
+            if width == tensor.shape[-1]:
+                return tensor.ndim - 1
+    return 2 if tensor.ndim == 3 else 1
 
 
 def input_channels(tensor: Tensor, watched: WatchedModel) -> Tensor | None:
     """Moment rows of the features (channels) of what the model was fed with; None for more than 4096 of them."""
     if tensor.ndim < 2 or not plain(tensor):
         return None
-    first = tensor.ndim != 3 or any(isinstance(m, nn.Conv1d) for _, m in watched.named_modules())
-    axis = 1 if first else 2
+    axis = input_axis(tensor, [module for _, module in watched.named_modules()])
     return channel_rows(tensor.detach(), axis) if tensor.shape[axis] <= MAX_CHANNELS else None

@@ -1,8 +1,11 @@
 """What waits to be written: losses and logged numbers of every step, and the step that has just ended."""
 
 import time
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trimtab.recording.sites import SiteTable
@@ -22,7 +25,7 @@ class Journal:
         self._sites = sites
         self._tape = tape
         self._began = time.perf_counter()
-        self._losses: list[tuple[int, float | None, float | None, int]] = []
+        self._losses: list[tuple[int, list[float | Tensor], float | Tensor | None, int]] = []
         self._logs: list[tuple[int, str, float | Tensor]] = []
 
     def restart_clock(self) -> None:
@@ -38,18 +41,18 @@ class Journal:
         """Keep a number of the user's; a tensor stays on its device until it is written."""
         self._logs.append((step, name, value.detach().clone() if isinstance(value, Tensor) else value))
 
-    def step_ended(self, window: Window, rate: float | None) -> None:
-        """Keep loss and learning rate of a step."""
-        self._losses.append((window.step, window.loss(), rate, window.optimizers))
+    def step_ended(self, window: Window) -> None:
+        """Keep loss and learning rate of a step; what lies on a device stays there until it is written."""
+        self._losses.append((window.step, window.losses, window.rate(), window.optimizers))
         if not window.recording and len(self._losses) >= WAITING:
             self.flush()
 
-    def write(self, window: Window, rates: list[list[float]]) -> None:
+    def write(self, window: Window, rates: list[list[float | Tensor]]) -> None:
         """Write a step that is recorded in full, and all that waits.
 
         Args:
             window: The step.
-            rates: Learning rates by optimizer and group.
+            rates: Learning rates by optimizer and group, of those that did not step.
         """
         info = {
             "passes": window.passes,
@@ -57,7 +60,8 @@ class Journal:
             "uncleared": window.uncleared,
             "training": window.training,
             "dropped": len({scope for _, _, scope in window.forwards}) - len(window.live),
-            "rates": rates,
+            "rates": [numbers(window.rates.get(i, now)) for i, now in enumerate(rates)],
+            "sampled": window.sampled(self._tape.samples()),
         }
         seen = [entry for entry in window.details.items() if entry[1]]
         if window.links:
@@ -66,7 +70,11 @@ class Journal:
         self._store.commit(
             sites=self._sites.take_new(),
             step=(window.step, self.seconds, info, rows),
-            units=[(window.step, site, row.cpu().numpy()) for scope, site, row in window.units if scope in window.live],
+            units=[
+                (window.step, site, call, row.cpu().numpy())
+                for scope, site, call, row in window.units
+                if scope in window.live
+            ],
             channels=[
                 (window.step, site, b.cpu().numpy()) for scope, site, b in window.channels if scope in window.live
             ],
@@ -82,6 +90,44 @@ class Journal:
             self._store.commit(**waiting)
 
     def _take(self) -> dict[str, Any]:
-        losses, self._losses = self._losses, []
+        """All that waits, as the store's rows: the loss of a step is the sum over its backward passes, None if unseen."""
+        steps, self._losses = self._losses, []
         logs, self._logs = self._logs, []
-        return {"losses": losses, "logged": [(step, name, float(value)) for step, name, value in logs]}
+        losses = iter(numbers([loss for _, losses, _, _ in steps for loss in losses]))
+        rates = iter(numbers([rate for _, _, rate, _ in steps if rate is not None]))
+        values = numbers([value for _, _, value in logs])
+        return {
+            "losses": [
+                (
+                    step,
+                    sum(islice(losses, len(seen))) if seen else None,
+                    None if rate is None else next(rates),
+                    optimizers,
+                )
+                for step, seen, rate, optimizers in steps
+            ],
+            "logged": [(step, name, value) for (step, name, _), value in zip(logs, values, strict=True)],
+        }
+
+
+def numbers(values: Sequence[float | Tensor]) -> list[float]:
+    """Numbers as floats; those in tensors come over together, one copy for each device and type.
+
+    Args:
+        values: Numbers, and tensors with one element.
+
+    Returns:
+        The floats in the same order.
+    """
+    found = [0.0 if isinstance(value, Tensor) else float(value) for value in values]
+    groups: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
+    for i, value in enumerate(values):
+        if type(value) is Tensor and value.is_floating_point():
+            groups.setdefault((value.device, value.dtype), []).append((i, value.reshape(())))
+        elif isinstance(value, Tensor):  # a subclass reads itself
+            found[i] = float(value)
+    for group in groups.values():
+        read = torch.stack([value for _, value in group]).cpu().double().tolist()
+        for (i, _), number in zip(group, read, strict=True):
+            found[i] = number
+    return found

@@ -144,7 +144,10 @@ class ParameterReader:
                     self._updated[id(parameter)] = weakref.ref(parameter)
                 if before is not None:
                     row = self._tape.measure_difference(_looked_at(parameter), before)
-                    window.parameters[self._sites[id(parameter)][3]] = row
+                    site = self._sites[id(parameter)][3]
+                    window.parameters[site] = row
+                    if before.numel() < parameter.numel():
+                        window.samples[site] = parameter.numel()
 
     def was_updated(self, parameter: Tensor) -> bool:
         """Whether an optimizer has stepped this parameter with a gradient, at a recorded step."""

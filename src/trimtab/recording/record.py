@@ -40,7 +40,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """What the units (channels) of one site did on one batch.
+    """What the units (channels) of one site did on one batch, at one call of its module.
 
     Attributes:
         step: Training step.
@@ -50,6 +50,7 @@ class Units:
         signal: Share of the second moment that varies from sample to sample.
         edge: Share of values within 1.25 % of the ends of the activation's range.
         stuck: Units of which at least 95 % of the values lie there.
+        call: Which of the module's calls it was, told apart by where their input comes from: 1 for the first.
     """
 
     step: int
@@ -59,6 +60,7 @@ class Units:
     signal: float
     edge: float
     stuck: int
+    call: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,23 @@ class Series:
 
 
 class Record:
-    """What a run left behind, or is leaving: a snapshot of its store at the moment of opening."""
+    """What a run left behind, or is leaving: a snapshot of its store at the moment of opening.
+
+    Attributes:
+        path: Its file, None for one in memory.
+        facts: What models, optimizers and the run are.
+        sites: What is measured.
+        steps: The recorded steps, shape (n,).
+        seconds: When each of them ended, since the start.
+        info: Facts of each: "passes" (backward passes), "optimizers" (bits of those that stepped), "uncleared" (those of them
+            that used gradients which nobody had cleared), "training" (mode of the root), "dropped" (forward calls that no
+            pass reached), "rates" (learning rates by optimizer and group, as the step used them), "sampled" (indices of the
+            sites where a large tensor was read in part: its absolute mean and zeros come from blocks of it; all numbers of an
+            update do, with counts scaled up to the whole).
+        readings: Shape (n, sites, 7), columns as in `COLUMNS`; count and nonfinite are 0 where a site was not seen.
+        loss_steps: All steps, recorded or not; `losses`, `loss_seen`, `rates` (of the first group) and `stepped` (bits) belong
+            to them.
+    """
 
     def __init__(self, connection: sqlite3.Connection, path: Path | None = None) -> None:
         self.path = path
@@ -209,12 +227,12 @@ class Record:
 
     @cached_property
     def units(self) -> dict[int, list[Units]]:
-        """Unit summaries by site index, in the order of steps."""
+        """Unit summaries by site index, in the order of steps, and of calls within a step."""
         found: dict[int, list[Units]] = {}
-        for step, site, blob in self._all("SELECT step, site, summary FROM units ORDER BY step"):
+        for step, site, call, blob in self._all("SELECT step, site, call, summary FROM units ORDER BY step, call"):
             units, silent, constant, signal, edge, stuck = np.frombuffer(blob, dtype="<f4").tolist()
             found.setdefault(site, []).append(
-                Units(step, int(units), int(silent), int(constant), signal, edge, int(stuck))
+                Units(step, int(units), int(silent), int(constant), signal, edge, int(stuck), call)
             )
         return found
 

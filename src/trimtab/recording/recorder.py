@@ -23,13 +23,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from trimtab import _torch
 from trimtab.recording import clock, details
 from trimtab.recording.clearing import Clearing
+from trimtab.recording.fed import Fed
 from trimtab.recording.graph import loss_facts
 from trimtab.recording.journal import Journal
 from trimtab.recording.listening import Ear, let_go, take_hooks_off
 from trimtab.recording.parameters import ParameterReader
-from trimtab.recording.roster import Roster
+from trimtab.recording.roster import Roster, rates
 from trimtab.recording.schedule import Schedule
-from trimtab.recording.sites import SiteTable
+from trimtab.recording.sites import CallTable, SiteTable, call_name
 from trimtab.recording.store import Store
 from trimtab.recording.taps import Entry, Tap, gradient_hook
 from trimtab.recording.walk import measurable
@@ -102,6 +103,7 @@ class Recorder:
         self._parameters = ParameterReader(self.models, self._sites, self._tape)
         self._clearing = Clearing()
         self._origins: dict[int, str] = {}
+        self._calls = CallTable()
         self._handles: list[Any] = []
         self._leaf_handles: list[Any] = []
         self._scope = 0
@@ -118,7 +120,7 @@ class Recorder:
         self._thread = 0
         self._closing = threading.Lock()
         self._batch: Any = None
-        self._fed: set[int] = set()
+        self._fed = Fed()
         self.step = 0
         self._window = self._open()
         self._ear = Ear(self)
@@ -239,6 +241,7 @@ class Recorder:
         if self._running:
             self._close_stepped()
         self._batch = batch
+        self._fed.clear()
 
     def close_without_step(self) -> None:
         """The open step ends though no optimizer has stepped: a look at a model before training."""
@@ -279,7 +282,7 @@ class Recorder:
         self._origins.clear()
         self._owner = None
         self._parameters.forget()
-        self._journal.step_ended(window, self.roster.rate(window.optimizers))
+        self._journal.step_ended(window)
         if window.recording:
             self._read_targets()
             self._describe()
@@ -377,12 +380,12 @@ class Recorder:
             watched.attach_entries()
 
     def _read_inputs(self, watched: WatchedModel, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._fed.add((args, kwargs))
         prefix = f"{part}:" if part else ""
         named = [(f"{prefix}input[{i}]", value) for i, value in enumerate(args)]
         named += [(f"{prefix}{name}", value) for name, value in kwargs.items()]
         for name, value in named:
             for tensor in measurable(value, 1):
-                self._fed.add(id(tensor))
                 site = self._sites.index(watched.index, name, "input")
                 self._window.forwards.append((self._tape.measure(tensor), site, self._scope))
                 if self._window.detail:
@@ -392,8 +395,9 @@ class Recorder:
 
     def _read_targets(self) -> None:
         """Measure the floating tensors of the batch that no model was fed with."""
+        targets = self._fed.others(self._batch)
         for i, tensor in enumerate(measurable(self._batch, MAX_OUTPUTS)):
-            if id(tensor) not in self._fed and self.models:
+            if id(tensor) in targets and self.models:
                 site = self._sites.index(0, f"batch[{i}]", "target")
                 self._window.parameters[site] = self._tape.measure(tensor)
         self._batch = None
@@ -440,18 +444,22 @@ class Recorder:
         module = tap.module()
         if module is None:
             return
-        number = _torch.sequence_number(output.grad_fn) if output.grad_fn is not None else -1
         link = details.link(module, args, output, self._origins)
-        summary = details.units(module, output)
+        name = f"{tap.model}:{tap.name}"
+        apart = details.tells_calls_apart(module)
+        call = self._calls.number(name, link["operations"], link["sources"]) if apart else 1
+        sources = [window.links[source] for source in link["sources"] if source in window.links]
+        link["axis"] = axis = details.channel_axis(module, output, sources)
+        summary = details.units(module, output, axis)
         if summary is not None:
-            window.units.append((self._scope, site, summary))
-        functional = details.functional_activation(args, link)
+            window.units.append((self._scope, site, call, summary))
+        functional = details.functional_activation(args, link, sources)
         if functional is not None:
-            window.units.append((self._scope, self._sites.index(tap.model, tap.name, "input"), functional))
-        key = f"{tap.model}:{tap.name}"
+            window.units.append((self._scope, self._sites.index(tap.model, tap.name, "input"), call, functional))
+        key = call_name(name, call)
         window.links.setdefault(key, link)
-        if number >= 0:
-            self._origins.setdefault(number, key)
+        if output.grad_fn is not None:
+            self._origins.setdefault(_torch.sequence_number(output.grad_fn), key)
 
     # ------------------------------------------------------------------------------------------------ backward
 
@@ -474,9 +482,15 @@ class Recorder:
             self._active, self._stepped = True, False
             self._keep_loss(losses)
             if window.detail and window.passes == window.first_pass + 1 and losses:
-                window.details["loss"] = loss_facts(losses[0], self._origins)
+                window.details["loss"] = loss_facts(losses[0], self._answers(losses[0]))
         except Exception as error:  # never into the user's backward pass
             self.fail(error)
+
+    def _answers(self, loss: Tensor) -> dict[int, str]:
+        """The origins that a loss can be made of: a loss that is a module's output, or lies in one, is not made of itself."""
+        made = _torch.sequence_number(loss.grad_fn) if loss.grad_fn is not None and loss.numel() == 1 else -1
+        links = self._window.links
+        return {n: key for n, key in self._origins.items() if n != made and links.get(key, {}).get("output") != []}
 
     def _elsewhere(self) -> bool:
         """Whether this is another thread than the one that last called or stepped what is watched."""
@@ -532,6 +546,9 @@ class Recorder:
         window = self._window
         self._stepped = True
         self._thread = threading.get_ident()
+        window.rates[index] = rates(
+            optimizer, None if window.recording else 1
+        )  # a scheduler steps before the window closes
         if window.recording:
             if self._clearing.uncleared(index) and index not in window.uncleared:
                 window.uncleared.append(index)

@@ -69,18 +69,10 @@ class Roster:
         """The optimizers that still are."""
         return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
 
-    def rates(self) -> list[list[float]]:
+    def rates(self) -> list[list[float | Tensor]]:
         """Learning rate of each group of each optimizer; nothing of one that is gone."""
-        found = []
-        for reference in self._optimizers:
-            optimizer = reference()
-            groups = [] if optimizer is None else optimizer.param_groups
-            found.append([float(group.get("lr", float("nan"))) for group in groups])
-        return found
-
-    def rate(self, bits: int) -> float | None:
-        """Learning rate of the first group of the first optimizer among these bits."""
-        return next((rates[0] for i, rates in enumerate(self.rates()) if bits >> i & 1 and rates), None)
+        optimizers = (reference() for reference in self._optimizers)
+        return [[] if optimizer is None else rates(optimizer) for optimizer in optimizers]
 
     def trained(self) -> set[int]:
         """Identities of the parameters that an optimizer has."""
@@ -105,3 +97,17 @@ class Roster:
                 facts |= optimizer_facts(optimizer, names)
         trained = self.trained()
         return {"models": [watched.facts(trained, was_updated) for watched in self.models], "optimizers": self._facts}
+
+
+def rates(optimizer: Optimizer, groups: int | None = None) -> list[float | Tensor]:
+    """The learning rates of an optimizer's first groups as they are now; one on a device stays there, as a copy.
+
+    Args:
+        optimizer: Any optimizer.
+        groups: How many groups to look at; None for all.
+
+    Returns:
+        One number a group, NaN where it has none.
+    """
+    found = (group.get("lr", float("nan")) for group in optimizer.param_groups[:groups])
+    return [rate.detach().clone() if isinstance(rate, Tensor) and not rate.is_cpu else float(rate) for rate in found]

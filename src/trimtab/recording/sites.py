@@ -1,6 +1,11 @@
-"""The table of sites: every place that has been measured gets a number once."""
+"""The table of sites: every place that has been measured gets a number once. The names of a module's calls."""
+
+from collections.abc import Sequence
 
 from trimtab.recording.record import Kind
+
+MAX_CALLS = 256
+"""Calls of one module that are told apart; a loop unrolled in time has no end."""
 
 
 class SiteTable:
@@ -26,3 +31,41 @@ class SiteTable:
         """The sites that the store does not know yet, as its rows; they count as known from now on."""
         new, self._new = self._new, []
         return new
+
+
+class CallTable:
+    """Numbers for the calls of a module, in the order in which they were first seen.
+
+    Calls whose input comes from the same place are one: those of a loop, of other scopes, of other steps.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[str, dict[tuple[str, ...], int]] = {}
+
+    def number(self, module: str, operations: Sequence[str], sources: Sequence[str]) -> int:
+        """The number of a call.
+
+        Args:
+            module: The module's name.
+            operations: What lies between its input and the sources.
+            sources: The calls its input comes from.
+
+        Returns:
+            1 for the first, at most `MAX_CALLS`.
+        """
+        calls = self._calls.setdefault(module, {})
+        origin = (*operations, "<-", *sources)
+        if origin not in calls and len(calls) >= MAX_CALLS:
+            return MAX_CALLS
+        return calls.setdefault(origin, len(calls) + 1)
+
+
+def call_name(module: str, call: int) -> str:
+    """The name of one of a module's calls: the module's own for the first, "relu#2" for the next."""
+    return module if call == 1 else f"{module}#{call}"
+
+
+def split_call(name: str) -> tuple[str, int]:
+    """Module and number of what `call_name` gave."""
+    module, mark, call = name.rpartition("#")
+    return (module, int(call)) if mark and call.isdecimal() else (name, 1)

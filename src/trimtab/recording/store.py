@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS sites (id INTEGER PRIMARY KEY, model INTEGER NOT NULL, name TEXT NOT NULL, kind TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, seconds REAL NOT NULL, info TEXT NOT NULL, readings BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS losses (step INTEGER PRIMARY KEY, loss REAL, rate REAL, optimizers INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS units (step INTEGER NOT NULL, site INTEGER NOT NULL, summary BLOB NOT NULL, PRIMARY KEY (step, site));
+CREATE TABLE IF NOT EXISTS units (step INTEGER NOT NULL, site INTEGER NOT NULL, call INTEGER NOT NULL, summary BLOB NOT NULL, PRIMARY KEY (step, site, call));
 CREATE TABLE IF NOT EXISTS channels (step INTEGER NOT NULL, site INTEGER NOT NULL, readings BLOB NOT NULL, PRIMARY KEY (step, site));
 CREATE TABLE IF NOT EXISTS details (step INTEGER NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (step, key));
 CREATE TABLE IF NOT EXISTS logged (step INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (step, name));
@@ -97,7 +97,7 @@ class Store:
         sites: Sequence[tuple[int, int, str, str]] = (),
         step: tuple[int, float, dict[str, Any], np.ndarray] | None = None,
         losses: Iterable[tuple[int, float | None, float | None, int]] = (),
-        units: Iterable[tuple[int, int, np.ndarray]] = (),
+        units: Iterable[tuple[int, int, int, np.ndarray]] = (),
         channels: Iterable[tuple[int, int, np.ndarray]] = (),
         details: Iterable[tuple[int, str, Any]] = (),
         logged: Iterable[tuple[int, str, float]] = (),
@@ -108,7 +108,7 @@ class Store:
             sites: New sites: index, model, name, kind.
             step: Number, seconds since the start, facts of the step and the moment rows (sites, 7).
             losses: Step, loss, learning rate and the optimizers (bits) of every step since the last commit.
-            units: Step, site and unit summary.
+            units: Step, site, number of the module's call and unit summary.
             channels: Step, site and moment rows (channels, 7).
             details: Step, key and value of what was looked at in detail.
             logged: Step, name and value of what the user logged.
@@ -123,8 +123,8 @@ class Store:
                     run("INSERT INTO sites VALUES (?, ?, ?, ?)", sites)
                 run("INSERT OR REPLACE INTO losses VALUES (?, ?, ?, ?)", [(s, _sql(v), r, o) for s, v, r, o in losses])
                 run(
-                    "INSERT OR REPLACE INTO units VALUES (?, ?, ?)",
-                    [(s, i, row.astype("<f4").tobytes()) for s, i, row in units],
+                    "INSERT OR REPLACE INTO units VALUES (?, ?, ?, ?)",
+                    [(s, i, call, row.astype("<f4").tobytes()) for s, i, call, row in units],
                 )
                 run(
                     "INSERT OR REPLACE INTO channels VALUES (?, ?, ?)",

@@ -5,8 +5,9 @@ a forward that was aborted, a saliency map) is dropped here.
 """
 
 import weakref
+from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -34,10 +35,12 @@ class Window:
         raw: Row of each parameter's gradient at the end of the last pass that left something in it, by site.
         deposits: The parameters whose gradients the passes so far have changed, with the identity and version they left.
         scales: What a site's rows must be divided by (gradients that a fused optimizer unscales itself).
-        units: Scope, site and unit summary on its device.
+        samples: Number of elements of what a site's row saw only a sample of.
+        rates: Learning rates of an optimizer's groups as its step used them, by its index.
+        units: Scope, site, number of the module's call and unit summary on its device.
         channels: Scope, site and channel rows on their device.
         details: Key and value of what was looked at in detail.
-        links: Where each module's input comes from, by "model:name", in the order in which the modules ran.
+        links: Where each module's input comes from, by "model:name" and call (`call_name`), in the order in which they ran.
         losses: What each backward pass started from.
         passes: Backward passes so far.
         first_pass: Passes before this one deposited nothing that the step used.
@@ -59,10 +62,12 @@ class Window:
     raw: dict[int, int] = field(default_factory=dict)
     deposits: dict[int, Deposit] = field(default_factory=dict)
     scales: dict[int, float] = field(default_factory=dict)
-    units: list[tuple[int, int, Tensor]] = field(default_factory=list)
+    samples: dict[int, int] = field(default_factory=dict)
+    rates: dict[int, list[float | Tensor]] = field(default_factory=dict)
+    units: list[tuple[int, int, int, Tensor]] = field(default_factory=list)
     channels: list[tuple[int, int, Tensor]] = field(default_factory=list)
     details: dict[str, object] = field(default_factory=dict)
-    links: dict[str, object] = field(default_factory=dict)
+    links: dict[str, dict[str, Any]] = field(default_factory=dict)
     losses: list[Tensor | float] = field(default_factory=list)
     passes: int = 0
     first_pass: int = 0
@@ -119,9 +124,29 @@ class Window:
             self.losses.clear()
             self.before_closure = 0
 
-    def loss(self) -> float | None:
-        """The objective of the step: the sum over its backward passes, of a closure's only the first; None if unseen."""
-        return sum(float(value) for value in self.losses) if self.losses else None
+    def _taken(self) -> list[tuple[int, int]]:
+        """Row and site of all that belongs to the step."""
+        taken = [(row, site) for row, site, scope in self.forwards if scope in self.live]
+        taken += [(row, site) for row, site, _ in self.gradients]
+        taken += [(row, site) for site, row in self.parameters.items()]
+        taken += [(row, site) for site, row in self.raw.items()]
+        return [pair for pair in taken if pair[0] >= 0]
+
+    def rate(self) -> float | Tensor | None:
+        """Learning rate of the first group of the first optimizer that has stepped."""
+        return next((rates[0] for i, rates in sorted(self.rates.items()) if self.optimizers >> i & 1 and rates), None)
+
+    def sampled(self, rows: Set[int]) -> list[int]:
+        """Sites with a number that was taken from a sample.
+
+        Args:
+            rows: The rows of the step's tape that have such numbers.
+
+        Returns:
+            Their indices, in order.
+        """
+        sites = {site for row, site in self._taken() if row in rows} if rows else set()
+        return sorted(sites | set(self.samples))
 
     def rows(self, tape: np.ndarray, sites: int) -> np.ndarray:
         """One moment row per site.
@@ -133,11 +158,7 @@ class Window:
         Returns:
             (sites, 7), with count 0 where a site was not seen.
         """
-        taken = [(row, site) for row, site, scope in self.forwards if scope in self.live]
-        taken += [(row, site) for row, site, _ in self.gradients]
-        taken += [(row, site) for site, row in self.parameters.items()]
-        taken += [(row, site) for site, row in self.raw.items()]
-        taken = [pair for pair in taken if pair[0] >= 0]
+        taken = self._taken()
         if not taken:
             return np.zeros((sites, 7))
         index = np.array(taken, dtype=np.int64)
@@ -145,4 +166,18 @@ class Window:
         for site, scale in self.scales.items():
             rows[site, [1, 3, 4]] /= scale
             rows[site, 2] /= scale**2
+        for site, elements in self.samples.items():
+            rows[site] = _whole(rows[site], elements)
         return rows
+
+
+def _whole(row: np.ndarray, elements: int) -> np.ndarray:
+    """The row of a sample as that of all `elements`: what counts or sums grows with their number."""
+    seen = row[0] + row[6]
+    if not seen:
+        return row
+    whole = row.copy()
+    whole[[5, 6]] = np.round(row[[5, 6]] * elements / seen)
+    whole[0] = elements - whole[6]
+    whole[2] = row[2] * whole[0] / max(row[0], 1.0)
+    return whole

@@ -1,6 +1,5 @@
 """What a diagnosis is made of: evidence, repairs, findings."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -81,14 +80,3 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as plain data, for JSON."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Finding":
-        """Return the finding that `to_dict` wrote."""
-        fields = dict(data)
-        fields["where"] = tuple(fields["where"])
-        fields["causes"] = tuple(fields["causes"])
-        fields["evidence"] = tuple(Evidence(**e) for e in fields["evidence"])
-        fields["repairs"] = tuple(Repair(**r) for r in fields["repairs"])
-        fields["location"] = None if fields["location"] is None else Location(**fields["location"])
-        return cls(**fields)

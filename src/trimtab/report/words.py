@@ -4,7 +4,6 @@ import math
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import TextIO
 
 from trimtab._messages import say
 from trimtab.report.finding import Evidence
@@ -130,12 +129,3 @@ def places(where: Sequence[str], most: int = 3) -> str:
 def in_words(code: str) -> str:
     """Return a code as a phrase: "vanishing gradient"."""
     return code.replace("-", " ")
-
-
-def takes_unicode(stream: TextIO) -> bool:
-    """Return whether the stream's encoding has the signs of a report."""
-    try:
-        "─✓×…→·±".encode(getattr(stream, "encoding", None) or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

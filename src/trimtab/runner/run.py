@@ -37,7 +37,8 @@ class RunOptions:
         stop_after: End the run after so many training steps; None to let it end by itself.
         format: "text", "json" or "sarif".
         output: File for the report, "-" for standard output, None for standard error.
-        fail_on: Exit with 1 at a finding of this severity, where the script itself ended with 0.
+        fail_on: Exit with 1 at a finding of this severity, and where the diagnosis failed, if the script itself ended
+            with 0.
         ignore: Codes (or CODE@WHERE) not to report.
     """
 
@@ -180,7 +181,8 @@ class ScriptRun:
         recorder.store.close()  # all of it is in one file now
         diagnosis = self._report(recorder, output)
         fail_on = self.options.fail_on
-        return 1 if fail_on and diagnosis is not None and diagnosis.at_least(fail_on) else 0
+        # A diagnosis that failed says nothing for the run: who asks to be stopped by an error must not read it as healthy.
+        return 1 if fail_on and (diagnosis is None or diagnosis.at_least(fail_on)) else 0
 
     def _announce(self, recorder: Recorder, store: Store) -> None:
         watched = recorder.models[0]
@@ -209,6 +211,7 @@ class ScriptRun:
             print(text, file=self.errors, flush=True)
 
     def _report(self, recorder: Recorder, output: str | None) -> Diagnosis | None:
+        """Diagnose and report; None where that failed."""
         diagnosis = None
         store = recorder.store
         try:
@@ -224,6 +227,7 @@ class ScriptRun:
         except (OSError, ValueError) as error:  # nobody reads the report any more
             self._say(f"trimtab: {_in_words(error)}")
         except Exception as error:  # never in place of what the script raised
+            diagnosis = None
             self._say(
                 say(
                     "trimtab: the diagnosis failed ({error}); this is a fault of trimtab's own, the record is {place}",

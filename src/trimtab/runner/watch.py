@@ -81,7 +81,12 @@ class Watch:
 
         Raises:
             TypeError: A value is something else.
+            UsageError: The watch has ended, and with it the record.
         """
+        if self._ended:
+            raise UsageError(
+                "this watch has ended, so its record is closed: call log before close or inside the with block"
+            )
         for name, value in values.items():
             if not isinstance(value, (Real, Tensor)) or (isinstance(value, Tensor) and value.numel() != 1):
                 kind = (
@@ -126,7 +131,7 @@ def _several(given: T | Iterable[T], kind: type[T], argument: str) -> list[T]:
 def watch(
     model: nn.Module | Iterable[nn.Module],
     optimizer: Optimizer | Iterable[Optimizer],
-    *,
+    *others: Any,
     every: int | None = None,
     store: str | Path | None = None,
     name: str = "",
@@ -145,11 +150,21 @@ def watch(
     Args:
         model: One model, or several.
         optimizer: One optimizer, or several.
+        *others: Nothing: several models or optimizers are each one argument, a list.
         every: Record every so many steps after the first ten; None: every 10th up to step 100, every 50th from there on.
         store: File for the record, which must not exist yet; None keeps the record in memory.
         name: What to call the run in reports; the model's class by default.
 
     Returns:
         A context manager with `log`, `record`, `diagnose` and `close`.
+
+    Raises:
+        TypeError: `model` or `optimizer` is something else, or there are more of them without a list.
     """
+    if others:
+        kinds = ", ".join(type(other).__name__ for other in others)
+        raise TypeError(
+            f"watch takes one model and one optimizer, or a list of each, but it was given {kinds} besides: "
+            "write watch([model, ...], [optimizer, ...]); every, store and name go by their names"
+        )
     return Watch(model, optimizer, every=every, store=store, name=name)

@@ -33,8 +33,10 @@ def merge(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]
     weight = b[..., COUNT] / np.maximum(out[..., COUNT], 1.0)
     delta = b[..., MEAN] - a[..., MEAN]
     out[..., MEAN] = a[..., MEAN] + delta * weight
+    # Against no values at all there is no deviation: a square that overflows, times zero, would be NaN.
+    apart = np.where((a[..., COUNT] > 0) & (b[..., COUNT] > 0), delta, 0.0)
     with np.errstate(over="ignore"):
-        out[..., M2] += delta * delta * a[..., COUNT] * weight
+        out[..., M2] += apart * apart * a[..., COUNT] * weight
     out[..., ABS_MEAN] = a[..., ABS_MEAN] + (b[..., ABS_MEAN] - a[..., ABS_MEAN]) * weight
     out[..., ABS_MAX] = np.maximum(a[..., ABS_MAX], b[..., ABS_MAX])
     return out

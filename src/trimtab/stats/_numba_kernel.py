@@ -120,7 +120,9 @@ def _exact(x: Any, top: float, bad: int) -> Any:
     zeros = 0
     for i in range(n):
         zeros += x[i] == 0
-    return n, centre + rest / n, max(squares - rest * rest / n, 0.0), absolute, top, zeros, bad
+    # Where squares overflow, so may those of the residuals: infinity, and not the difference of two.
+    m2 = np.inf if squares == np.inf else max(squares - rest * rest / n, 0.0)
+    return n, centre + rest / n, m2, absolute, top, zeros, bad
 
 
 @_jit()
@@ -158,8 +160,10 @@ def _sums(x: Any, centre: Any) -> Any:
 
 
 @_jit()
-def _about(x: Any, centre: Any) -> Any:
-    """Returns what `_sums` does, for a block that may lie in main memory: what comes next is asked for ahead of time."""
+def _about(x: Any, centre: Any, far: bool) -> Any:
+    """Returns what `_sums` does; of a block that may lie in main memory, what comes next is asked for ahead of time."""
+    if not far:
+        return _sums(x, centre)
     rest, squares, absolute, top, zeros = 0.0, 0.0, 0.0, np.int32(0), np.int32(0)
     address = x.ctypes.data
     for start in range(0, x.shape[0], _PIECE):
@@ -175,13 +179,14 @@ def _about(x: Any, centre: Any) -> Any:
 
 
 @_jit()
-def _block32(x: Any, guess: Any) -> Any:
+def _block32(x: Any, guess: Any, far: bool) -> Any:
     """Returns the moments of one block of float32: (count, mean, m2, sum of magnitudes, largest, zeros, non-finite).
 
-    Deviations are taken about `guess`, the mean of the values before, which saves a pass where it is near enough.
+    Deviations are taken about `guess`, the mean of the values before, which saves a pass where it is near enough; `far` tells
+    that the block is not in the cache yet.
     """
     n = x.shape[0]
-    rest, squares, absolute, top, zeros = _about(x, guess)
+    rest, squares, absolute, top, zeros = _about(x, guess, far)
     peak = np.int32(top)  # numba views a scalar as another type only where its name has one definition
     if peak >= _INFINITE32:
         return _finite_part(x)
@@ -194,7 +199,7 @@ def _block32(x: Any, guess: Any) -> Any:
         for i in range(n):
             total += x[i]
         guess = np.float32(total / np.float32(n))
-        rest, squares, absolute, top, zeros = _about(x, guess)
+        rest, squares, absolute, top, zeros = _about(x, guess, False)
         m2 = squares - rest * rest / n
     # `guess` is not the mean: what the residuals add up to corrects both moments exactly.
     return n, guess + rest / n, max(m2, 0.0), absolute, np.float64(peak.view(np.float32)), np.int64(zeros), 0
@@ -220,7 +225,9 @@ def _fold(row: Any, block: Any) -> None:
         return
     count = row[0] + n
     delta = mean - row[1]
-    row[2] += m2 + delta * delta * row[0] * (n / count)
+    row[2] += m2
+    if row[0] > 0:  # a square that overflows, times no values before, would be NaN
+        row[2] += delta * delta * row[0] * (n / count)
     row[1] += delta * (n / count)
     row[0] = count
     row[3] += absolute
@@ -257,7 +264,7 @@ def float32(address: int, n: int, step: int, out: int) -> None:
     row = _row_at(out)
     for start in range(0, n, BLOCK):
         block = carray(_float32_at(address + start // BLOCK * step * 4), (min(BLOCK, n - start),))
-        _fold(row, _block32(block, np.float32(row[1])))
+        _fold(row, _block32(block, np.float32(row[1]), True))
     _close(row)
 
 
@@ -279,7 +286,7 @@ def bfloat16(address: int, n: int, step: int, out: int) -> None:
     for start in range(0, n, BLOCK):
         width = min(BLOCK, n - start)
         _unpack(carray(_int16_at(address + start // BLOCK * step * 2), (width,)), unpacked[:width])
-        _fold(row, _block32(unpacked[:width], np.float32(row[1])))
+        _fold(row, _block32(unpacked[:width], np.float32(row[1]), False))
     _close(row)
 
 
@@ -294,7 +301,7 @@ def float32_difference(after: int, before: int, n: int, step_after: int, step_be
         y = carray(_float32_at(before + number * step_before * 4), (width,))
         for i in range(width):
             delta[i] = x[i] - y[i]
-        _fold(row, _block32(delta[:width], np.float32(row[1])))
+        _fold(row, _block32(delta[:width], np.float32(row[1]), False))
     _close(row)
 
 
@@ -310,5 +317,5 @@ def bfloat16_difference(after: int, before: int, n: int, step_after: int, step_b
         _unpack(carray(_int16_at(before + number * step_before * 2), (width,)), other[:width])
         for i in range(width):
             delta[i] -= other[i]
-        _fold(row, _block32(delta[:width], np.float32(row[1])))
+        _fold(row, _block32(delta[:width], np.float32(row[1]), False))
     _close(row)

@@ -129,7 +129,8 @@ def _rows(flat: Tensor, sample: bool) -> tuple[Row, bool]:
     low, high, sums, norms = _read(rows)
     top = max(-low, high)
     # NaN is carried along, so that two numbers tell whether the fast formulas hold.
-    if not math.isfinite(low + high) or (flat.dtype == torch.float32 and (top > HUGE or 0 < top < TINY)):
+    single = flat.dtype == torch.float32
+    if not math.isfinite(low + high) or top > (HUGE if single else _FLOAT64_HUGE) or (single and 0 < top < TINY):
         return _exact_parts(flat), False
     count = float(rows.numel())
     mean, m2 = _mean_and_m2(rows, sums, norms)

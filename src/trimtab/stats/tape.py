@@ -1,6 +1,7 @@
 """The statistics of one recorded step, written down as they are measured and read once at its end."""
 
 import threading
+from collections.abc import Set
 from itertools import count
 from types import ModuleType
 from typing import Any
@@ -164,6 +165,10 @@ class Tape:
             True for a large tensor on the path without numba.
         """
         return index in self._sampled
+
+    def samples(self) -> Set[int]:
+        """The rows whose `abs_mean` and `zeros` come from a sample of their tensors."""
+        return self._sampled
 
     def _measure_flat(self, values: Tensor) -> int:
         index = self._draw()

@@ -8,7 +8,7 @@ import numpy as np
 from trimtab._messages import say
 from trimtab.diagnosis.advice import initialization
 from trimtab.diagnosis.first_step import foretold_update
-from trimtab.diagnosis.flow import Flow, flows, mean_gain, mean_predicted_gain, scatter
+from trimtab.diagnosis.flow import Flow, against_prediction, flows, mean_gain, scatter
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.view import View, relative_updates
 from trimtab.report import Evidence, Finding, Repair, Severity
@@ -19,6 +19,9 @@ GROWS = 1.0
 LARGE_STEP = 0.5
 """A first update of half the weight leaves nothing of the initialization."""
 
+WORSE = 2.0
+"""Last loss over that of the best answer that does not look at the input: a run that ends above it has not learned to use its units yet."""
+
 
 def find(view: View) -> Iterator[Found]:
     """Measured growth of squared gradient from the last layer to the first, beyond width and depth, with consequences."""
@@ -26,7 +29,9 @@ def find(view: View) -> Iterator[Found]:
         if flow.log_total < flow.tolerance + GROWS:
             continue
         jump = _first_jump(view, flow)
-        broken = view.progress.nonfinite is not None or view.progress.rose or jump > LARGE_STEP
+        progress = view.progress
+        worse = progress.last > WORSE * view.constant_answer
+        broken = progress.nonfinite is not None or progress.rose or worse or jump > LARGE_STEP
         harmful = broken and not view.learned
         if not harmful and flow.log_total < 4 + flow.tolerance:
             continue
@@ -52,10 +57,8 @@ def _finding(view: View, flow: Flow, jump: float, severity: Severity) -> Finding
     ratio = 10 ** min(flow.log_total, 300.0)
     per_layer = mean_gain(strong) if strong else 10 ** (flow.log_total / max(len(flow.layers) - 1, 1))
     evidence = [Evidence(say("squared gradient, per layer"), per_layer, 1.0, None, "x", 0)]
-    predicted = mean_predicted_gain(strong)
-    if not math.isnan(predicted):
-        evidence.append(Evidence(say("the same from the weights as drawn"), predicted, 1.0, None, "x", 0))
     evidence += [
+        *against_prediction(strong),
         Evidence(
             say(
                 "squared gradient at {first} over that at {last}",

@@ -35,8 +35,8 @@ def _switched_off(view: View) -> Iterator[Found]:
             frozen += 1
             if not facts["updated"] and looks_fresh(facts) and _bias_agrees(view, model, facts):
                 fresh.append((model, name))
-    if not fresh or len(fresh) < 0.5 * frozen:
-        return
+    if len(fresh) <= 0.5 * frozen:
+        return  # one layer that happens to look fresh convicts none that was trained
     severity: Severity = "note" if view.learned else "error"
     yield Found(
         Finding(
@@ -44,8 +44,9 @@ def _switched_off(view: View) -> Iterator[Found]:
             severity=severity,
             where=owners(view.name(model, name) for model, name in fresh),
             summary=say(
-                "The weights of {count} layers are frozen (requires_grad=False) and still are what the initialization drew: random features that nothing trains.",
+                "{count} of {frozen} frozen layers (requires_grad=False) still are what the initialization drew: random features that nothing trains.",
                 count=len(fresh),
+                frozen=frozen,
             ),
             evidence=(
                 Evidence(say("frozen layers whose weights agree with a fresh draw"), float(len(fresh)), 0.0),

@@ -17,7 +17,8 @@ SIGNED = 1e4
 """The same for losses that may be negative, over the first loss or 1: they pass through zero, so only a flight counts."""
 
 LARGE = 0.3
-"""Relative update of a weight, at the first step or in the median: a rate that trains moves weights by about a thousandth."""
+"""Relative update of a weight, at any step of a run whose loss has grown, or in the median of one that does not settle: a rate that
+trains moves weights by about a thousandth, and a loss that jumps without such a step has got another batch."""
 
 KILLS = 0.03
 """The same over the first steps, where whole layers of rectifiers died in training: thirty times a rate that trains."""
@@ -42,7 +43,7 @@ def find(view: View) -> Iterator[Found]:
     rate = _rate(view)
     jumps = _jumps(view)
     large = float(np.nanmax(jumps)) if len(jumps) and np.isfinite(jumps).any() else 0.0
-    diverged = len(grown) > 0
+    diverged = len(grown) > 0 and not (large < LARGE and view.progress.nonfinite is None)
     restless = view.progress.gained < 0.2 and len(jumps) > 0 and float(np.nanmedian(jumps)) > LARGE
     died = died_in_training(view) if _early_jump(view) > KILLS else None
     if not diverged and not restless and died is None:

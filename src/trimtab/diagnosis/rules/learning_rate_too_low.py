@@ -49,14 +49,14 @@ def find(view: View) -> Iterator[Found]:
 
 
 def _scheduled(view: View) -> Found | None:
-    rates = view.record.rates
-    rates = rates[np.isfinite(rates)]
-    if view.learned or not len(rates) or rates.max() <= 0:
+    ends = [_end(steps, rates) for steps, rates in _rates_by_optimizer(view)]
+    steps = view.record.step_count
+    if view.learned or not ends or None in ends:  # as long as one optimizer goes on, the run is not over
         return None
-    over = rates < OVER * rates.max()
-    if over.mean() < SPENT:
+    ended, last, first = max(end for end in ends if end is not None)
+    share = (steps - ended) / steps
+    if share < SPENT:
         return None
-    ended = int(np.flatnonzero(over)[0])
     return Found(
         Finding(
             code="learning-rate-too-low",
@@ -65,21 +65,21 @@ def _scheduled(view: View) -> Found | None:
             summary=say(
                 "The schedule has taken the learning rate from {first:.3g} to {last:.3g} by step {step} of {steps}: {share:.0%} of the run trains nothing, "
                 "with {left:.0%} of the loss still there.",
-                first=float(rates.max()),
-                last=float(rates[ended]),
+                first=first,
+                last=last,
                 step=ended,
-                steps=len(rates),
-                share=float(over.mean()),
+                steps=steps,
+                share=share,
                 left=1 - max(view.progress.gained, 0.0),
             ),
             evidence=(
                 Evidence(
                     say("share of the steps with a rate under a thousandth of its largest"),
-                    float(over.mean()),
+                    share,
                     0.0,
                     SPENT,
                 ),
-                Evidence(say("learning rate at the end"), float(rates[-1]), float(rates.max())),
+                Evidence(say("learning rate from there on"), last, first),
             ),
             repairs=(
                 Repair(
@@ -93,15 +93,28 @@ def _scheduled(view: View) -> Found | None:
     )
 
 
+def _rates_by_optimizer(view: View) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Steps and learning rates of each optimizer, or set of optimizers, that stepped."""
+    record = view.record
+    seen = np.isfinite(record.rates) & (record.stepped > 0)
+    for who in np.unique(record.stepped[seen]):
+        own = seen & (record.stepped == who)
+        yield record.loss_steps[own], record.rates[own]
+
+
+def _end(steps: np.ndarray, rates: np.ndarray) -> tuple[int, float, float] | None:
+    """The step from which a rate stays under a thousandth of its largest, the rate then, and the largest."""
+    alive = np.flatnonzero(rates >= OVER * rates.max())
+    after = alive[-1] + 1
+    if rates.max() <= 0 or after == len(rates):
+        return None
+    return int(steps[after]), float(rates[after]), float(rates.max())
+
+
 def _short(view: View) -> Found | None:
     moved = [view.movement(layer) for layer in view.layers if len(layer.updates)]
     gained = (view.progress.first - view.progress.last) / abs(view.progress.first or 1.0)
-    if (
-        not moved
-        or view.progress.steps < LONG
-        or not -view.progress.noise / abs(view.progress.first or 1.0) < gained <= GAINED
-        or _is_fitted(view)
-    ):
+    if not moved or view.progress.steps < LONG or gained > GAINED or _is_fitted(view):
         return None
     path = max(moved)
     steepness = _steepness(view)
@@ -143,7 +156,7 @@ def _is_fitted(view: View) -> bool:
 
 
 def _steepness(view: View) -> float | None:
-    """Norm of the gradient that the optimizer used, late over early."""
+    """Norm of the gradient before any clipping, late over early."""
     squares = np.zeros(len(view.record.steps))
     for site in view.sites("raw-gradient"):
         rows = view.record.readings[:, site.index]

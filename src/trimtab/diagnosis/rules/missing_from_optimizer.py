@@ -22,7 +22,8 @@ def find(view: View) -> Iterator[Found]:
     """
     left_out: list[tuple[int, str, dict[str, Any]]] = []
     total = 0
-    for model in view.active:
+    orphaned = not view.active  # no optimizer has anything of any model that ran
+    for model in range(len(view.record.models)) if orphaned else view.active:
         for name, facts in view.record.models[model]["parameters"].items():
             total += _size(facts)
             if facts["trainable"] and not facts["optimized"] and _has_gradient(view, model, name):
@@ -32,10 +33,18 @@ def find(view: View) -> Iterator[Found]:
     hidden = [entry for entry in left_out if not entry[2]["registered"]]
     fresh = [entry for entry in left_out if not entry[2]["updated"] and looks_fresh(entry[2])]
     meant = bool(hidden or fresh)
-    severity: Severity = "note" if not meant else ("warning" if view.learned else "error")
+    severity: Severity = "note" if not (meant or orphaned) else ("warning" if view.learned else "error")
     modules = owners(view.name(model, name) for model, name, _ in left_out)
     share = sum(_size(facts) for _, _, facts in left_out) / max(total, 1)
-    if hidden:
+    if orphaned:
+        summary = say(
+            "No optimizer holds a single parameter of the model that ran: it was built before the model, or the part of it that is trained, was made anew."
+        )
+        repair = Repair(
+            say("Build the optimizer last, when the model is complete"),
+            f"model[-1] = torch.nn.Linear(64, 10)\noptimizer = {view.optimizer}(model.parameters(), lr=lr)",
+        )
+    elif hidden:
         summary = say(
             "{count} parameters get a gradient but are in no optimizer ({share:.0%} of all weights): their modules are kept in a plain Python list "
             "or dictionary, which model.parameters() does not look into.",

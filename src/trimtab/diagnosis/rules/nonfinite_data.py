@@ -11,13 +11,14 @@ from trimtab.report import Evidence, Finding, Repair
 
 
 def find(view: View) -> Iterator[Found]:
-    """Any input or target with a value that is no number; the count is exact, so there is no threshold."""
+    """Any input or target with a value that is no number, if it gets through; the count is exact, so there is no threshold."""
     for site in view.sites("input", "target"):
         series = view.record.series(site)
         bad = np.flatnonzero(series.nonfinite > 0)
-        if not len(bad):
-            continue
-        first = bad[0]
+        harmful = [i for i in bad if _gets_through(view, int(series.steps[i]))]
+        if not harmful:
+            continue  # an attention mask of -inf, missing values that the model or the loss leaves out
+        first = harmful[0]
         step = int(series.steps[first])
         if _was_broken_before(view, step):
             continue  # a model fed with another model's output, or a run that was lost already
@@ -39,7 +40,11 @@ def find(view: View) -> Iterator[Found]:
                         0.0,
                         step=step,
                     ),
-                    Evidence(say("recorded batches with such values"), float(len(bad)), 0.0),
+                    Evidence(
+                        say("recorded batches with such values, which reached the loss or its gradient"),
+                        float(len(bad)),
+                        0.0,
+                    ),
                 ),
                 repairs=(
                     Repair(
@@ -53,6 +58,14 @@ def find(view: View) -> Iterator[Found]:
             step,
         )
         return
+
+
+def _gets_through(view: View, step: int) -> bool:
+    """Whether the loss or a gradient of `step` is no number either."""
+    record = view.record
+    losses = record.losses[record.loss_seen & (record.loss_steps == step)]
+    columns = [site.index for site in view.sites("gradient", "raw-gradient", "parameter-gradient")]
+    return bool(not np.isfinite(losses).all() or (record.readings[record.steps == step][:, columns, 6] > 0).any())
 
 
 def _was_broken_before(view: View, step: int) -> bool:

@@ -17,6 +17,10 @@ ALIVE = 1e-3
 GONE = 1e-5
 """The same at the output: what is left is of the size of rounding errors after a few layers."""
 
+SAME = 1e-12
+"""The same where one module is to blame: differences of a millionth of the values, ten times what float32 rounds. A large mean beside
+a small spread, as a bias makes it, is no constant."""
+
 DROP = 1e4
 """By how much one module must cut the varying share for the collapse to be its own: a layer far from criticality takes a factor of
 10 to 100 (chi_1 of a sigmoid layer at sigma_w = 1 is 1/18), a norm over one value or a zero gain all of it."""
@@ -69,7 +73,7 @@ def _constant(view: View, model: int) -> Iterator[Found]:
             evidence=(
                 Evidence(
                     say("units that vary over the samples"),
-                    float(units[-1].units - units[-1].constant),
+                    float(units[-1].units - units[-1].constant) if units[-1].signal > SAME else 0.0,
                     float(units[-1].units),
                     None,
                     "",
@@ -87,7 +91,7 @@ def _constant(view: View, model: int) -> Iterator[Found]:
             repairs=_repairs(view, model, origin, cls),
             location=view.place("forward"),
         ),
-        0 if is_norm(cls) or _was_constant(view, model, origin) else _since(view.units(model, origin), GONE),
+        0 if is_norm(cls) or _was_constant(view, model, origin) else _since(view.units(model, origin), SAME),
     )
 
 
@@ -101,12 +105,14 @@ def _alike(view: View, model: int) -> Iterator[Found]:
     if not ends or any(signal[end] > GONE for end in ends) or not any(share > ALIVE for share in signal.values()):
         return
     faint = [name for name in signal if signal[name] <= ALIVE]
+    if all(name in ends for name in faint):
+        return  # an offset at the output, such as a bias that starts at the targets' mean
     first, last = faint[0], ends[0]
     yield Found(
         Finding(
             code="signal-collapse",
             severity="error",
-            where=(view.name(model, first), *(view.name(model, n) for n in faint[1:])),
+            where=tuple(dict.fromkeys(view.name(model, n) for n in faint)),
             summary=say(
                 "The samples grow alike with depth: from {first} on less than {alive:g} of the signal varies from sample to sample, at {last} {share:.2g}.",
                 first=view.name(model, first),
@@ -157,7 +163,7 @@ def _number(value: float) -> float:
 def _is_constant(units: list[Units]) -> bool:
     """Whether no unit varied at any look after the first updates, but for rounding."""
     settled = [u for u in units if u.step >= SETTLED]
-    return len(settled) >= ENOUGH and all(u.units > 0 and (u.constant == u.units or u.signal <= GONE) for u in settled)
+    return len(settled) >= ENOUGH and all(u.units > 0 and (u.constant == u.units or u.signal <= SAME) for u in settled)
 
 
 def _is_flattened(view: View, model: int, name: str) -> bool:
@@ -175,7 +181,7 @@ def _is_flattened(view: View, model: int, name: str) -> bool:
 def _was_constant(view: View, model: int, name: str) -> bool:
     """Whether the first look found it constant too: what still varied then has collapsed in training, by what came before."""
     first = view.units(model, name)[0]
-    return first.constant == first.units or first.signal <= GONE or _is_flattened(view, model, name)
+    return first.constant == first.units or first.signal <= SAME or _is_flattened(view, model, name)
 
 
 def _input_varies(view: View, model: int, name: str, links: dict[str, dict[str, object]], dead: list[str]) -> bool:
@@ -207,7 +213,7 @@ def _is_rectifier(view: View, model: int, name: str) -> bool:
 
 def _only_moves(view: View, model: int, name: str) -> bool:
     """Whether a module of torch has nothing to lose a signal by: behind a flattening or a pooling, positions no longer count as samples."""
-    facts = view.record.models[model]["modules"].get(name, {})
+    facts = view.record.models[model]["modules"].get(view.module(model, name), {})
     return (
         bool(facts.get("library"))
         and facts.get("leaf", True)

@@ -53,18 +53,19 @@ def _is_normalized_at_once(view: View, model: int) -> bool:
 
 
 def _judge(view: View, name: str, rows: np.ndarray, step: int) -> Found | None:
-    rms = np.sqrt(rows[:, 1] ** 2 + rows[:, 2] ** 2)
-    rms = rms[np.isfinite(rms)]
+    usable = np.isfinite(rows[:, 1]) & np.isfinite(rows[:, 2])
+    mean, std = np.abs(rows[usable, 1]), rows[usable, 2]
+    rms = np.hypot(mean, std)
     used = rms[rms > 0]
     if not len(used):
         return None
-    spread = float(used.max() / np.median(used)) if len(used) > 1 else 1.0
+    spread = float(used.max() / np.median(used))
     size = float(np.sqrt(np.mean(used**2)))
-    std = rows[:, 2][np.isfinite(rows[:, 2])]
-    offset = float(np.median(np.abs(rows[:, 1][: len(std)])) / max(float(np.median(std)), 1e-30)) if len(std) else 0.0
-    if spread < SPREAD and size < SIZE and not (offset > OFFSET and size > 1):
+    offset = float(np.median(mean)) / max(float(np.median(std)), 1e-30)
+    far = offset > OFFSET and size > 1
+    if spread < SPREAD and size < SIZE and not far:
         return None
-    largest = int(np.nanargmax(np.sqrt(rows[:, 1] ** 2 + rows[:, 2] ** 2)))
+    largest = int(np.flatnonzero(usable)[np.argmax(rms)])
     if spread >= SPREAD:
         what = say(
             "feature {index} of {name} is {ratio:.0f} times as large as the median feature",
@@ -72,13 +73,19 @@ def _judge(view: View, name: str, rows: np.ndarray, step: int) -> Found | None:
             name=name,
             ratio=spread,
         )
-    else:
+    elif size >= SIZE:
         what = say("the features of {name} are of size {size:.3g}", name=name, size=size)
+    else:
+        what = say(
+            "the features of {name} lie {offset:.3g} times their spread away from zero", name=name, offset=offset
+        )
     evidence = [
         Evidence(say("largest over median root mean square of the features"), spread, 1.0, SPREAD, "x", step),
         Evidence(say("root mean square of the features"), size, 1.0, SIZE, "", step),
         Evidence(say("largest feature (index {index})", index=largest), float(rms.max()), 1.0, None, "", step),
     ]
+    if far:
+        evidence.insert(0, Evidence(say("mean over spread of the median feature"), offset, 0.0, OFFSET, "x", step))
     return Found(
         Finding(
             code="unscaled-inputs",

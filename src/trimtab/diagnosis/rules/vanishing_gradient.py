@@ -8,7 +8,7 @@ import numpy as np
 from trimtab._messages import say
 from trimtab.diagnosis.advice import initialization
 from trimtab.diagnosis.first_step import PLANNED, foretold_update
-from trimtab.diagnosis.flow import Flow, Gain, flows, mean_gain, mean_predicted_gain, scatter
+from trimtab.diagnosis.flow import Flow, Gain, against_prediction, flows, mean_gain, scatter
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.layers import Layer
 from trimtab.diagnosis.view import View, relative_updates
@@ -24,6 +24,9 @@ what it was drawn to be."""
 FADES = 1.0
 """log10 of the squared gradient's loss, beyond the tolerance of the width, before it is worth a word."""
 
+GONE = 4.0
+"""The same, before it is worth a note where it did no harm, and before it is to blame where no layer at all moves."""
+
 
 def find(view: View) -> Iterator[Found]:
     """Measured loss of squared gradient from the last layer to the first, beyond what width and depth scatter, with consequences."""
@@ -35,7 +38,7 @@ def find(view: View) -> Iterator[Found]:
         still = _standing_still(view, flow)
         harmful = bool(still) and not view.learned
         severity: Severity = "note" if not harmful else "error"
-        if severity == "note" and flow.log_total > -4 - flow.tolerance:
+        if severity == "note" and flow.log_total > -(flow.tolerance + GONE):
             continue
         yield Found(_finding(view, flow, still, severity))
 
@@ -46,15 +49,16 @@ def _standing_still(view: View, flow: Flow) -> list[Layer]:
     moves = {layer.name: view.movement(layer, steps) for layer in flow.layers if len(layer.updates)}
     if view.before_training:
         moves = {layer.name: PLANNED * foretold_update(view, layer) for layer in flow.layers}
-        moves = {name: path for name, path in moves.items() if path == path}
+        moves = {
+            name: path for name, path in moves.items() if path > 0
+        }  # a branch that starts at zero passes nothing yet
     if not moves:
         return []
     best = max(moves.values())
-    return [
-        layer
-        for layer in flow.layers
-        if layer.name in moves and moves[layer.name] < STILL and moves[layer.name] <= BEHIND * max(best, 1e-30)
-    ] or ([layer for layer in flow.layers[:-1] if moves.get(layer.name, 1) < STILL] if best < STILL else [])
+    still = [layer for layer in flow.layers if moves.get(layer.name, STILL) < STILL]
+    if best < STILL and flow.log_total <= -(flow.tolerance + GONE):
+        return [layer for layer in still if layer is not flow.layers[-1]]  # the signal has faded with the gradient
+    return [layer for layer in still if moves[layer.name] <= BEHIND * best]
 
 
 def _finding(view: View, flow: Flow, still: list[Layer], severity: Severity) -> Finding:
@@ -101,9 +105,7 @@ def _evidence(view: View, flow: Flow, shown: list[Gain], still: list[Layer]) -> 
     first, last = (view.name(layer.model, layer.name) for layer in (flow.layers[0], flow.layers[-1]))
     if shown and not math.isnan(mean_gain(shown)):
         yield Evidence(say("squared gradient, per layer"), mean_gain(shown), 1.0, math.exp(scatter(shown[0])), "x", 0)
-    predicted = mean_predicted_gain(shown)
-    if not math.isnan(predicted):
-        yield Evidence(say("the same from the weights as drawn"), predicted, 1.0, None, "x", 0)
+    yield from against_prediction(shown)
     across = say("squared gradient at {first} over that at {last}", first=first, last=last)
     yield Evidence(across, _ratio(flow), 1.0, 10**flow.tolerance, "x", 0)
     scale = _weight_scale(shown)
