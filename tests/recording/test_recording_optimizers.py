@@ -194,7 +194,7 @@ def test_optimizer_in_backward(depth):
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
 def test_gradient_scaler(fused, explicit):
-    """Hazard 07: the gradient as used is the true one, whoever takes the scale off."""
+    """Hazard 07: loss and gradients are the true ones, whoever takes the scale off."""
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), 0.1, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
@@ -203,7 +203,8 @@ def test_gradient_scaler(fused, explicit):
         for _ in range(2):
             optimizer.zero_grad()
             twin = copy.deepcopy(net)
-            F.mse_loss(twin(data), target).backward()
+            loss = F.mse_loss(twin(data), target)
+            loss.backward()
             scaler.scale(F.mse_loss(net(data), target)).backward()
             if explicit:
                 scaler.unscale_(optimizer)
@@ -213,8 +214,31 @@ def test_gradient_scaler(fused, explicit):
     record = record_of(recorder)
     for name, gradient in grads(twin).items():
         check(record, name, "parameter-gradient", gradient, step=1, rtol=1e-5)
-        check(record, name, "raw-gradient", gradient * 2.0**12, step=1, rtol=1e-5)
+        check(record, name, "raw-gradient", gradient, step=1, rtol=1e-5)
         check(record, name, "update", net.get_parameter(name).double() - before[name].double(), step=1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("factor", "divided"), [(2.0**12, True), (torch.tensor(64.0), True), (3000.0, False), (16.0, False), (0.5, False)]
+)
+def test_a_loss_scale_is_told_from_a_weight(factor, divided):
+    """Powers of two from 32 on are what mixed precision multiplies by; loss and gradients are recorded without it."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    with watching(net, optimizer) as recorder:
+        loss = F.mse_loss(net(x.float()), y.float())
+        (factor * loss).backward()
+        optimizer.step()
+    record = record_of(recorder)
+    times = 1.0 if divided else float(factor)
+    assert record.losses[0] == pytest.approx(times * loss.item(), rel=1e-6)
+    assert record.info[0]["loss_scale"] == (float(factor) if divided else 1.0)
+    for name, parameter in net.named_parameters():
+        check(record, name, "raw-gradient", parameter.grad * times / float(factor), step=0, rtol=1e-5)
+    bias = {name: p.grad for name, p in net.named_parameters() if p.ndim == 1}
+    site = record.site(0, "a", "gradient")
+    total = float(record.series(site).mean[0] * record.series(site).count[0])
+    assert total == pytest.approx(float(bias["a.bias"].sum()) * times / float(factor), rel=1e-4)
 
 
 def test_a_step_that_the_scaler_skips():

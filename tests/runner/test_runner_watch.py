@@ -288,3 +288,20 @@ def test_options_of_diagnose():
     with pytest.raises(trimtab.UsageError, match="no code 'nonsense'"):
         watch.diagnose(ignore=["nonsense"])
     assert watch.diagnose(ignore=["dead-units"]).healthy
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_takes_no_hooks():
+    inner = torch.jit.script(nn.Linear(3, 3))
+    with pytest.raises(trimtab.UsageError, match="TorchScript"):
+        trimtab.watch(inner, torch.optim.SGD(inner.parameters(), 0.1))
+    model = nn.Sequential(inner, nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with trimtab.watch(model, optimizer) as watch:
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    record = watch.record
+    names = {site.name for site in record.of_kind("output")}
+    assert names >= {"1"}
+    assert "0" not in names
+    assert record.series(record.site(0, "0.weight", "update")).count[0] == 9

@@ -48,7 +48,7 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     seen: set[int] = set()
     wrapped = wrapping(model)
     for name, module in model.named_modules():
-        if "parametrizations" in name.split("."):
+        if "parametrizations" in name.split(".") or isinstance(module, torch.jit.ScriptModule):  # takes no hooks
             continue
         seen.add(id(module))
         yield plain_name(name, wrapped), module
@@ -57,7 +57,7 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             owner = plain_name(name, wrapped)
             prefix = f"{owner}.{where}" if owner else where
             for inner, part in hidden.named_modules():
-                if id(part) not in seen:
+                if id(part) not in seen and not isinstance(part, torch.jit.ScriptModule):
                     seen.add(id(part))
                     yield (f"{prefix}.{inner}" if inner else prefix), part
 

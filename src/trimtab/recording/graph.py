@@ -69,6 +69,29 @@ def _saved(node: Any, name: str) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
+@torch.no_grad()
+def loss_scale(loss: Tensor) -> Tensor | None:
+    """What mixed precision has multiplied a loss by: a power of two from 32 on. Any other factor is the user's own weight.
+
+    Args:
+        loss: The tensor the backward pass starts from.
+
+    Returns:
+        The factor on the loss's device, which is not waited for: 1 where it is no such power; None where nothing multiplies.
+    """
+    node = loss.grad_fn
+    if node is None or operation(node) != "Mul":
+        return None
+    parents = [parent for parent, _ in node.next_functions]
+    if len(parents) != 2 or parents.count(None) != 1:
+        return None
+    factor = _saved(node, "_saved_other" if parents[1] is None else "_saved_self")
+    if factor is None or factor.numel() != 1 or not factor.is_floating_point() or factor.is_meta:
+        return None
+    mantissa, exponent = torch.frexp(factor)
+    return torch.where((mantissa == 0.5) & (exponent > 5), factor, torch.ones_like(factor)).to(loss.device)
+
+
 def loss_facts(loss: Tensor, origins: Mapping[int, str]) -> dict[str, Any]:
     """How the loss is made of the modules' outputs.
 
@@ -84,8 +107,11 @@ def loss_facts(loss: Tensor, origins: Mapping[int, str]) -> dict[str, Any]:
     facts: dict[str, Any] = {"shape": list(loss.shape), "operations": [], "sources": [], "kind": "", "softmax": None}
     if loss.grad_fn is None:
         return facts
-    facts["operations"], facts["sources"] = trace_back(loss.grad_fn, origins)
-    for node in _nodes(loss.grad_fn):
+    scale, start = loss_scale(loss), loss.grad_fn
+    if scale is not None and float(scale) != 1:
+        start = next(parent for parent, _ in start.next_functions if parent is not None)
+    facts["operations"], facts["sources"] = trace_back(start, origins)
+    for node in _nodes(start):
         name = operation(node)
         if name in (
             "NllLoss",
@@ -102,7 +128,7 @@ def loss_facts(loss: Tensor, origins: Mapping[int, str]) -> dict[str, Any]:
                 if tensor is not None:
                     facts[role] = tensor_facts(tensor)
             break
-    facts["softmax"] = _double_softmax(loss.grad_fn, origins)
+    facts["softmax"] = _double_softmax(start, origins)
     return facts
 
 

@@ -61,6 +61,7 @@ class Journal:
             "training": window.training,
             "dropped": len({scope for _, _, scope in window.forwards}) - len(window.live),
             "rates": [numbers(window.rates.get(i, now)) for i, now in enumerate(rates)],
+            "loss_scale": 1.0 if window.loss_scale is None else float(window.loss_scale),
             "sampled": window.sampled(self._tape.samples()),
         }
         seen = [entry for entry in window.details.items() if entry[1]]

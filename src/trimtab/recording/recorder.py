@@ -21,10 +21,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab import _torch
+from trimtab.errors import UsageError
 from trimtab.recording import clock, details
 from trimtab.recording.clearing import Clearing
 from trimtab.recording.fed import Fed
-from trimtab.recording.graph import loss_facts
+from trimtab.recording.graph import loss_facts, loss_scale
 from trimtab.recording.journal import Journal
 from trimtab.recording.listening import Ear, let_go, take_hooks_off
 from trimtab.recording.parameters import ParameterReader
@@ -215,7 +216,22 @@ class Recorder:
     # ------------------------------------------------------------------------------------------------ what is watched
 
     def add_model(self, model: nn.Module, label: str = "") -> WatchedModel:
-        """Watch a model from the next forward call on."""
+        """Watch a model from the next forward call on.
+
+        Args:
+            model: The model.
+            label: What the user calls it.
+
+        Returns:
+            The watched model.
+
+        Raises:
+            UsageError: It is compiled by TorchScript, which takes no hooks of Python's.
+        """
+        if isinstance(model, torch.jit.ScriptModule):
+            raise UsageError(
+                "model must be a Python module, but it is compiled by TorchScript: watch it before torch.jit.script"
+            )
         watched = self.roster.watched(model)
         if watched is None:
             watched = self.roster.add_model(self, model, label)
@@ -498,7 +514,10 @@ class Recorder:
 
     def _keep_loss(self, losses: tuple[Tensor, ...]) -> None:
         if len(losses) == 1 and losses[0].numel() == 1 and not losses[0].is_meta:
-            value = losses[0].detach()
+            value, scale = losses[0].detach(), loss_scale(losses[0])
+            self._window.loss_scale = scale
+            if scale is not None:
+                value = value / scale
             self._window.losses.append(float(value) if value.device.type == "cpu" else value.clone())
 
     @_timed

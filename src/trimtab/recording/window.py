@@ -41,7 +41,8 @@ class Window:
         channels: Scope, site and channel rows on their device.
         details: Key and value of what was looked at in detail.
         links: Where each module's input comes from, by "model:name" and call (`call_name`), in the order in which they ran.
-        losses: What each backward pass started from.
+        losses: What each backward pass started from, a loss scale divided out.
+        loss_scale: What mixed precision multiplied the last one by: the gradients of its pass stand in these units.
         passes: Backward passes so far.
         first_pass: Passes before this one deposited nothing that the step used.
         optimizers: Bits of the optimizers that have stepped.
@@ -69,6 +70,7 @@ class Window:
     details: dict[str, object] = field(default_factory=dict)
     links: dict[str, dict[str, Any]] = field(default_factory=dict)
     losses: list[Tensor | float] = field(default_factory=list)
+    loss_scale: Tensor | None = None
     passes: int = 0
     first_pass: int = 0
     optimizers: int = 0
@@ -166,6 +168,10 @@ class Window:
         for site, scale in self.scales.items():
             rows[site, [1, 3, 4]] /= scale
             rows[site, 2] /= scale**2
+        if self.loss_scale is not None and (scale := float(self.loss_scale)) != 1:
+            scaled = list({site for _, site, _ in self.gradients} | self.raw.keys())
+            rows[np.ix_(scaled, [1, 3, 4])] /= scale
+            rows[scaled, 2] /= scale**2
         for site, elements in self.samples.items():
             rows[site] = _whole(rows[site], elements)
         return rows
