@@ -53,7 +53,7 @@ def test_gradients_per_layer(kind):
 def test_torch_default_under_relu_loses_five_sixths_a_layer():
     """theory.md, law 1: sigma_w^2 = 1/3, so that a ReLU layer keeps a sixth."""
     finding = trimtab.diagnose(build(torch_default_under_relu, True))["vanishing-gradient"]
-    assert evidence(finding, "weights foretell").measured == pytest.approx(1 / 6, rel=0.1)
+    assert evidence(finding, "weights predict").measured == pytest.approx(1 / 6, rel=0.1)
     assert evidence(finding, "per layer").measured == pytest.approx(1 / 6, rel=0.35)
     assert evidence(finding, "fan_in times").measured == pytest.approx(1 / 3, rel=0.05)
     assert evidence(finding, "fan_in times").expected == 2.0

@@ -155,6 +155,26 @@ def test_nothing_is_predicted_where_other_things_lie_between():
     assert [gain.predicted for gain in flow.gains] == [None]
 
 
+@pytest.mark.parametrize(
+    "between",
+    [nn.AvgPool2d(2), nn.MaxPool2d(2), nn.Dropout(0.4), nn.ReflectionPad2d(1)],
+    ids=lambda m: type(m).__name__,
+)
+def test_nothing_is_predicted_across_a_pooling_or_a_dropout(between):
+    net = nn.Sequential(nn.Conv2d(4, 8, 3), between, nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    flow, _ = flow_of(net, torch.randn(4, 4, 16, 16))
+    assert [gain.predicted is None for gain in flow.gains] == [True, False]
+
+
+def test_the_predicted_gain_of_a_transposed_convolution():
+    """Stride 2 spreads the kernel over the outputs: each sums a quarter of what the weight's shape says."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.ConvTranspose2d(64, 96, 4, 2), nn.ReLU(), nn.ConvTranspose2d(96, 32, 4, 2, groups=2))
+    flow, _ = flow_of(net, torch.randn(4, 64, 8, 8), anything)
+    (gain,) = flow.gains
+    assert abs(math.log(gain.measured / gain.predicted)) < 3 * math.sqrt(SCATTER / 96)
+
+
 def test_no_gain_across_a_sum():
     class Net(nn.Module):
         def __init__(self):

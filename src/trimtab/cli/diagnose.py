@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from trimtab.cli.options import report_options
+from trimtab.errors import TrimtabError
 
 
 @click.command(
@@ -40,10 +41,15 @@ def diagnose(target: str, seed: int, **options: Any) -> Callable[[], int]:
                 f"{script} is neither a record nor a setup: `trimtab run {script}` watches a script, {script}:FACTORY is a setup"
             )
         else:
-            found = diagnose_run(Record.open(target), ignore=options["ignore"])
+            record = Record.open(target)
+            if not record.step_count and not len(record.steps):
+                raise UsageError(
+                    f"{target} holds no training step, so there is nothing to judge: did its run train at all?"
+                )
+            found = diagnose_run(record, ignore=options["ignore"])
         return _report(found, options)
 
-    return action
+    return _showing_the_users_errors(action)
 
 
 @click.command(
@@ -66,7 +72,26 @@ def check(target: str, seed: int, **options: Any) -> Callable[[], int]:
         check_ignored(options["ignore"])
         return _report(check_setup(load_setup(target, seed), ignore=options["ignore"]), options)
 
-    return action
+    return _showing_the_users_errors(action)
+
+
+def _showing_the_users_errors(action: Callable[[], int]) -> Callable[[], int]:
+    """An error of the setup's own is shown whole and ends with 2, as bad input does: 1 would mean a finding."""
+
+    def shown() -> int:
+        try:
+            return action()
+        except TrimtabError:
+            raise
+        except Exception as error:
+            from trimtab.runner.script import clean, is_our_fault
+
+            if is_our_fault(error):
+                raise
+            sys.excepthook(type(error), clean(error), error.__traceback__)
+            return 2
+
+    return shown
 
 
 def _report(found: Any, options: dict[str, Any]) -> int:

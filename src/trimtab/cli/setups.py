@@ -45,7 +45,9 @@ def load_setup(target: str, seed: int) -> Setup:
         raise UsageError(
             f"{factory_name} in {name} is a {type(factory).__name__}, not a function that returns a trimtab.Setup"
         )
-    setup = factory(seed) if _takes_seed(factory) else factory()
+    arguments = (seed,) if _takes_seed(factory) else ()
+    _check_call(factory, arguments, f"{factory_name} in {name}")
+    setup = factory(*arguments)
     if not isinstance(setup, Setup):
         raise UsageError(
             f"{factory_name} in {name} must return a trimtab.Setup, but it returned a {type(setup).__name__}"
@@ -66,6 +68,19 @@ def _execute(path: Path) -> ModuleType:
         raise UsageError(f"{path} is not Python code: it holds null bytes")
     exec(compile(source, str(path.absolute()), "exec", dont_inherit=True), module.__dict__)
     return module
+
+
+def _check_call(factory: Callable[..., Any], arguments: tuple[int, ...], name: str) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise UsageError(
+            f"{name} must take a seed or nothing, but its signature is {signature} ({error}): give the others defaults"
+        ) from error
 
 
 def _takes_seed(factory: Callable[..., Any]) -> bool:

@@ -99,7 +99,7 @@ def against_prediction(gains: Sequence[Gain]) -> list[Evidence]:
         return []
     variance = sum(_variance(gain.source, gain.layer) for gain in known)
     within = math.exp(3 * math.sqrt(variance) / len(known))
-    return [Evidence(say("the same, beside what the weights foretell"), mean_gain(known), predicted, within, "x", 0)]
+    return [Evidence(say("the same, as the weights predict"), mean_gain(known), predicted, within, "x", 0)]
 
 
 def _variance(source: Layer, layer: Layer) -> float:
@@ -193,7 +193,14 @@ def predicted_gain(source: Layer, layer: Layer) -> float | None:
     Returns:
         The gain, None where anything but known activations lies between, or nothing was measured.
     """
-    if layer.before.norms or layer.recurrent or source.recurrent or not len(layer.values) or not len(source.output):
+    if (
+        layer.before.norms
+        or layer.before.others
+        or layer.recurrent
+        or source.recurrent
+        or not len(layer.values)
+        or not len(source.output)
+    ):
         return None
     gain = layer.fan_in * float(layer.values.second_moment[0])
     mean, std = float(source.output.mean[0]), float(source.output.std[0])

@@ -35,6 +35,9 @@ RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 MAX_HOPS = 4
 """Modules between two layers that are looked through; beyond that it is another story."""
 
+IDLE = ("Identity", "Flatten", "Unflatten")
+"""Modules that change no number."""
+
 EMBEDDINGS = ("Embedding", "EmbeddingBag")
 
 
@@ -46,6 +49,7 @@ class Between:
         activations: Activations by name, nearest to the layer first.
         modules: Names of the activation modules among them ("" for functional ones).
         norms: Names of norm modules on the way ("" for functional ones).
+        others: Whatever else changes the numbers: poolings, dropouts, arithmetic, modules that nothing is known of.
         joins: Whether branches are added, concatenated or multiplied.
         sources: Weight layers it comes from.
     """
@@ -53,6 +57,7 @@ class Between:
     activations: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     norms: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     joins: bool = False
     sources: tuple[str, ...] = ()
 
@@ -96,7 +101,10 @@ class Layer:
 
     @property
     def fan_in(self) -> float:
-        """Values that one output sums."""
+        """Values that one output sums, on average where a stride spreads them."""
+        if "Transpose" in self.cls:  # its weight is (in, out / groups, ...)
+            spread = np.prod(self.attributes.get("stride", 1)) * self.attributes.get("groups", 1)
+            return float(self.shape[0] * np.prod(self.shape[2:]) / spread)
         return float(np.prod(self.shape[1:]))
 
     @property
@@ -230,6 +238,7 @@ def _walk_back(name: str, links: dict[str, Any], modules: dict[str, Any], weight
     activations: list[str] = []
     activation_modules: list[str] = []
     norms: list[str] = []
+    others: list[str] = []
     sources: list[str] = []
     joins = False
     queue, seen = [(name, 0)], {name}
@@ -242,6 +251,7 @@ def _walk_back(name: str, links: dict[str, Any], modules: dict[str, Any], weight
         activations += functions
         activation_modules += [""] * len(functions)
         norms += ["" for name in link["operations"] if name in NORM_OPERATIONS]
+        others += [name for name in link["operations"] if name not in OPERATIONS and name not in NORM_OPERATIONS]
         joins = joins or len(link["sources"]) > 1
         for source in link["sources"]:
             if source in weighted:
@@ -258,5 +268,13 @@ def _walk_back(name: str, links: dict[str, Any], modules: dict[str, Any], weight
                 activation_modules.append(module)
             elif is_norm(cls):
                 norms.append(module)
+            elif _changes(modules.get(module, {})):
+                others.append(module)
             queue.append((source, hops + 1))
-    return Between(tuple(activations), tuple(activation_modules), tuple(norms), joins, tuple(sources))
+    return Between(tuple(activations), tuple(activation_modules), tuple(norms), tuple(others), joins, tuple(sources))
+
+
+def _changes(module: Mapping[str, Any]) -> bool:
+    """Whether a module does something to the numbers that its parts do not tell."""
+    idle = module.get("class") in IDLE or ("Dropout" in module.get("class", "") and module["attributes"].get("p") == 0)
+    return bool(module.get("leaf", True)) and not idle
