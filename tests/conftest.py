@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -50,6 +51,11 @@ class Launcher:
             self.process.stdout.close()
 
 
+def _heed_ctrl_c():
+    """A test run in a shell's background ignores SIGINT, and its children would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Shell:
     """A folder in which commands are run.
 
@@ -90,6 +96,7 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_heed_ctrl_c,
             **more,
         )
 
