@@ -1,0 +1,139 @@
+"""What a `Standardizer` may be fitted on besides arrays: tensors, and streams of batches."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from trimtab.norms.standardizer.columns import Floats
+from trimtab.norms.standardizer.errors import StandardizerError
+
+
+def is_stream(data: object) -> bool:
+    """Whether an object yields batches rather than rows.
+
+    Args:
+        data: What was given to `fit`.
+
+    Returns:
+        True for a `DataLoader` and for any iterator (a generator, say). A list is an array to scikit-learn, and to us.
+    """
+    return isinstance(data, DataLoader | Iterator)
+
+
+def is_plain(data: object, size: int) -> bool:
+    """Whether data is an array of the kind that the sums want, and needs no conversion.
+
+    Args:
+        data: What was given to `partial_fit`.
+        size: Number of features expected.
+
+    Returns:
+        True for a numpy array of float32 or float64, of shape (n, size) with n >= 1.
+    """
+    return (
+        type(data) is np.ndarray
+        and data.dtype in (np.float32, np.float64)
+        and data.ndim == 2
+        and data.shape[1] == size
+        and len(data) > 0
+    )
+
+
+def grain_of(data: object) -> float:
+    """Relative spacing of the numbers an array was stored in, before anything converts it.
+
+    Args:
+        data: An array, data frame, matrix or list.
+
+    Returns:
+        The machine epsilon of its floating dtype, the finest one of a data frame's; that of float64 where there is none.
+    """
+    kinds = [data.dtype] if hasattr(data, "dtype") else list(getattr(data, "dtypes", ()))
+    spacings = [float(np.finfo(kind).eps) for kind in kinds if isinstance(kind, np.dtype) and kind.kind == "f"]
+    return min(spacings, default=float(np.finfo(np.float64).eps))
+
+
+def batches(stream: Iterable[Any], part: int | str) -> Iterator[Any]:
+    """The inputs of each batch.
+
+    Args:
+        stream: Yields arrays, tensors, or tuples, lists and dictionaries that hold them.
+        part: Which element of a tuple, list or dictionary holds the inputs.
+
+    Yields:
+        An array or tensor of each batch.
+
+    Raises:
+        StandardizerError: If there is no batch, or a batch has no such element.
+    """
+    number = -1
+    for number, batch in enumerate(stream):
+        if isinstance(batch, Tensor) or hasattr(batch, "shape"):
+            yield batch
+            continue
+        try:
+            yield batch[part]
+        except (LookupError, TypeError) as error:
+            keys = (
+                list(batch)
+                if isinstance(batch, dict)
+                else f"{len(batch)} elements"
+                if hasattr(batch, "__len__")
+                else ""
+            )
+            raise StandardizerError(
+                f"part is {part!r}, but batch {number} is a {type(batch).__name__} ({keys}) without it; "
+                "name the element that holds the inputs: Standardizer(part=...)"
+            ) from error
+    if number < 0:
+        raise StandardizerError("the stream gave no batch; a DataLoader or iterator with at least one is expected")
+
+
+def refuse_zeros(sample_weight: Any) -> None:
+    """Refuse weights that leave nothing; a batch of a stream may have them, all of the data may not.
+
+    Args:
+        sample_weight: One number a sample, a scalar, or None.
+
+    Raises:
+        StandardizerError: If all are zero.
+    """
+    if sample_weight is None:
+        return
+    weight = sample_weight.detach().cpu() if isinstance(sample_weight, Tensor) else sample_weight
+    if not np.any(np.asarray(weight)):
+        raise StandardizerError("every sample_weight is zero; at least one non-zero weight is needed")
+
+
+def check_weight(sample_weight: Any, samples: int) -> Floats | None:
+    """The weights as float64.
+
+    Args:
+        sample_weight: One number a sample, a scalar, or None.
+        samples: Number of samples.
+
+    Returns:
+        Shape (samples,), or None.
+
+    Raises:
+        StandardizerError: If the shape is another one, or a weight is negative or not finite.
+    """
+    if sample_weight is None:
+        return None
+    if isinstance(sample_weight, Tensor):
+        sample_weight = sample_weight.detach().cpu().numpy()
+    weight = np.array(sample_weight, np.float64)  # a copy: compiled code wants it writable and in one piece
+    if weight.ndim == 0:
+        weight = np.full(samples, float(weight))
+    if weight.shape != (samples,):
+        raise StandardizerError(
+            f"sample_weight has shape {weight.shape}; one weight for each of the {samples} samples is expected"
+        )
+    if not np.isfinite(weight).all() or (weight < 0).any():
+        raise StandardizerError(
+            "sample_weight holds negative, NaN or infinite values; finite weights of zero and above are expected"
+        )
+    return weight
