@@ -1,0 +1,170 @@
+"""Running a model on examples and batches without leaving a trace in it or in the random state."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from trimtab._torch import force_eager
+from trimtab.norms._model_error import ModelError
+
+Forward: TypeAlias = Callable[[nn.Module, Any], Any]
+Batches: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A deep copy of a model.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The copy.
+
+    Raises:
+        ModelError: If it is no module, or something in it cannot be copied.
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model must be a torch.nn.Module, but it is {type(model).__name__}")
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ModelError(
+            f"the model cannot be copied ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); "
+            "tensors with a history, such as old-style weight_norm leaves behind, go with a forward pass under torch.no_grad()"
+        ) from error
+
+
+def call(model: nn.Module, example: Any) -> Any:
+    """Call a model with an example.
+
+    Args:
+        model: The model.
+        example: A tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+
+    Returns:
+        What the model returns.
+    """
+    if isinstance(example, Mapping):
+        return model(**example)
+    return model(*example) if isinstance(example, tuple) else model(example)
+
+
+def feed(model: nn.Module, batch: Any) -> Any:
+    """Call a model with what a DataLoader gives.
+
+    Args:
+        model: The model.
+        batch: A tensor; a tuple or list whose first element is the input, as `update_bn` takes it; or a mapping of
+            keyword arguments.
+
+    Returns:
+        What the model returns.
+    """
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(batch[0]) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+@contextmanager
+def undisturbed(model: nn.Module, training: bool | None = False) -> Iterator[None]:
+    """Without gradients, and with every mode and the random state put back at the end; compiled code runs eagerly.
+
+    Args:
+        model: The model.
+        training: The mode of every module meanwhile; None leaves each as it is.
+
+    Yields:
+        Nothing.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    compiled = any(type(module).__name__ == "OptimizedModule" for module, _ in modes)
+    devices = {p.device for p in model.parameters() if p.is_cuda}
+    with torch.no_grad(), torch.random.fork_rng(devices=[d.index for d in devices if d.index is not None]):
+        try:
+            if training is not None:
+                model.train(training)
+            if compiled:
+                force_eager(True)  # hooks put on after compiling would not be called
+            yield
+        finally:
+            if compiled:
+                force_eager(False)
+            for module, mode in modes:
+                module.training = mode
+
+
+def fresh_passes(batches: Batches, several: bool) -> Callable[[], Iterable[Any]]:
+    """Batches as a function that gives a pass each call.
+
+    Args:
+        batches: A DataLoader, a list, or a function that returns a fresh iterable.
+        several: Whether more than one pass is needed.
+
+    Returns:
+        The function.
+
+    Raises:
+        ModelError: If nothing can be iterated over, or several passes are needed over a one-shot iterator.
+    """
+    if not isinstance(batches, Iterable):
+        if callable(batches):
+            return batches
+        raise ModelError(
+            f"batches must be an iterable of batches or a function that returns one, but it is {type(batches).__name__}"
+        )
+    if isinstance(batches, Tensor):
+        raise ModelError("batches must be an iterable of batches, but it is one tensor; write batches=[tensor]")
+    if several and isinstance(batches, Iterator):
+        raise ModelError(
+            "batches must give more than one pass, but it is a one-shot iterator; "
+            "give the DataLoader, a list or a function that returns a fresh iterator"
+        )
+    return lambda: batches
+
+
+def tensors(output: Any) -> list[Tensor]:
+    """The floating tensors in whatever a model returns.
+
+    Args:
+        output: A tensor, or tuples, lists, mappings and objects that hold them.
+
+    Returns:
+        The tensors in order.
+    """
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    elif not isinstance(output, (tuple, list)):
+        output = (
+            list(vars(output).values()) if hasattr(output, "__dict__") and not isinstance(output, nn.Module) else []
+        )
+    return [tensor for part in output for tensor in tensors(part)]
+
+
+def difference(before: Any, after: Any) -> tuple[float, float, float]:
+    """How far two outputs are apart, in float64.
+
+    Args:
+        before: What the model returned before.
+        after: What it returns now.
+
+    Returns:
+        The largest absolute difference, the root of the mean squared difference, and the root of the mean square of
+        `before`; infinite where the outputs have other shapes or only one is finite, 0 for no tensors at all.
+    """
+    old, new = tensors(before), tensors(after)
+    if [t.shape for t in old] != [t.shape for t in new]:
+        return float("inf"), float("inf"), float("inf")
+    if not old:
+        return 0.0, 0.0, 0.0
+    a = torch.cat([t.detach().cpu().double().flatten() for t in old])
+    b = torch.cat([t.detach().cpu().double().flatten() for t in new])
+    if not a.numel():
+        return 0.0, 0.0, 0.0
+    delta = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b).nan_to_num(nan=float("inf"))
+    return float(delta.abs().max()), float(delta.square().mean().sqrt()), float(a.square().mean().sqrt())

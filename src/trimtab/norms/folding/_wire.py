@@ -1,0 +1,36 @@
+"""What is known of one module's neighbours."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+SHAPE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"})
+SHAPE_METHODS = frozenset({"size", "dim", "ndimension", "numel", "is_floating_point", "stride", "is_contiguous"})
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The one call of a module.
+
+    Attributes:
+        source: The module whose output is the only input, None for anything else.
+        users: The modules that take the output as their only input; None for each other use.
+    """
+
+    source: str | None
+    users: tuple[str | None, ...]
+
+
+def is_transparent(module: nn.Module) -> bool:
+    """Whether a module hands on its input as it is.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        True for `nn.Identity` and its subclasses without hooks, and for dropout in evaluation mode.
+    """
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
+    return isinstance(module, nn.Identity) or (type(module) in DROPOUTS and not module.training)
