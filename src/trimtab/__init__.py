@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trimtab import norms as norms
     from trimtab import propagation as propagation
     from trimtab._setup import Setup as Setup
     from trimtab.diagnosis.check import check as check
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from trimtab.errors import StepError as StepError
     from trimtab.errors import TrimtabError as TrimtabError
     from trimtab.errors import UsageError as UsageError
+    from trimtab.norms import Standardizer as Standardizer
     from trimtab.recording import Record as Record
     from trimtab.report import Diagnosis as Diagnosis
     from trimtab.report import Evidence as Evidence
@@ -36,6 +38,7 @@ _HOMES = {
     "StepError": "trimtab.errors",
     "TrimtabError": "trimtab.errors",
     "UsageError": "trimtab.errors",
+    "Standardizer": "trimtab.norms",
     "Record": "trimtab.recording",
     "Diagnosis": "trimtab.report",
     "Evidence": "trimtab.report",
@@ -46,10 +49,10 @@ _HOMES = {
 }
 """Public names and the room each one lives in."""
 
-_ROOMS = frozenset({"propagation"})
+_ROOMS = frozenset({"norms", "propagation"})
 """Public packages."""
 
-__all__ = ["__version__", "propagation", *sorted(_HOMES)]
+__all__ = ["__version__", "norms", "propagation", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,66 @@
+"""What the compiled kernels of this package share; importing it imports numba."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from numba.extending import intrinsic
+
+_numba: Any = numba  # half of numba is typed, which is worse than none
+types, carray = _numba.types, _numba.carray
+
+# Sums may be reordered, so that they are vectorised; NaN and infinity keep their meaning.
+_REORDER = {"reassoc", "nsz", "contract"}
+
+
+def _identity(x: int) -> int:
+    return x
+
+
+def _can_cache() -> bool:
+    """Returns whether compiled code can be kept: numba looks for a directory by itself and raises if it finds none."""
+    try:
+        numba.njit("int64(int64)", cache=True)(_identity)
+    except Exception:  # no place, no permission, a full disk
+        return False
+    return True
+
+
+_CACHE = _can_cache()
+
+
+def jit(*signature: str) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator that compiles: at once with a signature, when first called from compiled code without.
+
+    The GIL is given up: these kernels are called for large tensors only.
+
+    Args:
+        signature: Types of the arguments and of the result, as numba writes them; none to leave them open.
+
+    Returns:
+        The decorator.
+    """
+    return numba.njit(list(signature) or None, cache=_CACHE, fastmath=_REORDER, nogil=True)
+
+
+def _pointer_to(element: Any) -> Any:
+    """An intrinsic that reads an integer as the address of `element` values.
+
+    Returns:
+        A function of an integer, callable in compiled code.
+    """
+
+    def cast(typing_context: Any, address: Any) -> Any:
+        pointer = types.CPointer(element)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+        return pointer(types.int64), generate
+
+    return intrinsic(cast)
+
+
+float32_at = _pointer_to(types.float32)
+float64_at = _pointer_to(types.float64)
+int32_at = _pointer_to(types.int32)

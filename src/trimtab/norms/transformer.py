@@ -1,0 +1,424 @@
+"""A transformer layer, and a stack of them, whose residual blocks are `Residual` in any of its placements.
+
+Masks say what takes part: a boolean is true for a real position, or where a query may see a key. That is the sense of
+`scaled_dot_product_attention`, and the opposite of `nn.TransformerEncoderLayer`'s.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trimtab.norms.layers._checks import LayerError, require_at_least
+from trimtab.norms.residual import NEEDS_NORM, DeepNormScale, Placement, Residual, deepnorm_scales
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "gelu": functional.gelu}
+_OPEN = ("pre", "sandwich", "rezero", "scaled")  # the stream leaves the last block without a norm
+
+
+class Attention(nn.Module):
+    """Attention of several heads through `scaled_dot_product_attention`.
+
+    Shapes: x (N, L, d_model), memory (N, S, d_model); output (N, L, d_model). A query that may see no key gets 0 and the
+    bias of the output projection.
+
+    Args:
+        d_model: Width of the stream.
+        nhead: Heads; must divide d_model.
+        dropout: Share of the attention weights that is dropped in training.
+        bias: Whether the four projections have a bias.
+        device: Where the parameters are made.
+        dtype: Their type.
+
+    Raises:
+        LayerError: If nhead does not divide d_model.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if nhead < 1 or d_model % nhead:
+            raise LayerError(f"{nhead} heads do not divide a width of {d_model}; d_model must be a multiple of nhead")
+        self.nhead, self.dropout = nhead, dropout
+        make = partial(nn.Linear, d_model, d_model, bias, device, dtype)
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = make(), make(), make(), make()
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """Let each position of x see the positions of memory.
+
+        Args:
+            x: What asks, (N, L, d_model).
+            memory: What is asked, (N, S, d_model); None for x itself.
+            mask: Which positions of what is asked are real, boolean, (N, S).
+            attention_mask: Which of them each query may see, boolean, or what is added to the scores, floating; of a shape
+                that broadcasts to (N, nhead, L, S), such as (L, S).
+            causal: Whether a position sees none behind itself; for x itself only.
+
+        Returns:
+            Shape (N, L, d_model).
+
+        Raises:
+            LayerError: If a mask is of another shape or type, or causal is asked of another sequence.
+        """
+        asked = x if memory is None else memory
+        if causal and memory is not None:
+            raise LayerError(
+                "causal is given together with memory; the order of another sequence says nothing: leave it out"
+            )
+        allowed = _allowed(x, asked, mask, attention_mask, causal, self.nhead)
+        query, key, value = (
+            projected.unflatten(-1, (self.nhead, -1)).transpose(1, 2)
+            for projected in (self.q_proj(x), self.k_proj(asked), self.v_proj(asked))
+        )
+        heads = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=allowed,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=causal and allowed is None,
+        )
+        return self.out_proj(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def _allowed(
+    x: Tensor, asked: Tensor, mask: Tensor | None, attention_mask: Tensor | None, causal: bool, nhead: int
+) -> Tensor | None:
+    """Returns the masks as one that broadcasts to (N, nhead, L, S); None if there is none, or if causal is alone."""
+    whole = (len(x), nhead, x.shape[1], asked.shape[1])
+    allowed: Tensor | None = None
+    if mask is not None:
+        if mask.dtype != torch.bool or tuple(mask.shape) != tuple(asked.shape[:2]):
+            raise LayerError(
+                f"the mask is {mask.dtype} of shape {tuple(mask.shape)}; torch.bool of shape {tuple(asked.shape[:2])} is "
+                f"needed, true where a position is real"
+            )
+        allowed = mask[:, None, None, :]
+    if attention_mask is not None:
+        sizes = zip(reversed(attention_mask.shape), reversed(whole), strict=False)
+        if attention_mask.dim() > 4 or any(given not in {1, size} for given, size in sizes):
+            raise LayerError(
+                f"the attention mask has shape {tuple(attention_mask.shape)}; one that broadcasts to {whole} is needed: "
+                f"samples, heads, queries, keys"
+            )
+        if attention_mask.dtype == torch.bool:
+            allowed = attention_mask if allowed is None else allowed & attention_mask
+        elif attention_mask.is_floating_point():
+            if allowed is not None:
+                attention_mask = attention_mask.masked_fill(~allowed, float("-inf"))
+            allowed = attention_mask.to(x.dtype)
+        else:
+            raise LayerError(
+                f"the attention mask has dtype {attention_mask.dtype}; torch.bool, true where a query may see a key, or a "
+                f"floating type, added to the scores, is needed"
+            )
+    if causal and allowed is not None:
+        past = torch.ones(whole[2:], dtype=torch.bool, device=x.device).tril()
+        allowed = allowed & past if allowed.dtype == torch.bool else allowed.masked_fill(~past, float("-inf"))
+    return allowed
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with an activation between them, applied to each position.
+
+    Args:
+        d_model: Width of the stream.
+        dim_feedforward: Width between the two.
+        dropout: Share that is dropped between the two in training.
+        activation: `relu`, `gelu`, or any function of a tensor.
+        bias: Whether the two have a bias.
+        device: Where the parameters are made.
+        dtype: Their type.
+
+    Raises:
+        LayerError: If the activation is a name that is not known.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        dim_feedforward: int,
+        dropout: float = 0.0,
+        activation: str | Callable[[Tensor], Tensor] = functional.relu,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(activation, str):
+            if activation not in _ACTIVATIONS:
+                raise LayerError(f"activation is {activation!r}; 'relu', 'gelu' or a function of a tensor is needed")
+            activation = _ACTIVATIONS[activation]
+        self.fc1 = nn.Linear(d_model, dim_feedforward, bias, device, dtype)
+        self.fc2 = nn.Linear(dim_feedforward, d_model, bias, device, dtype)
+        self.activation = activation
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply both layers.
+
+        Args:
+            x: Shape (*, d_model).
+
+        Returns:
+            The same shape.
+        """
+        return self.fc2(self.dropout(self.activation(self.fc1(x))))  # type: ignore[no-any-return]
+
+
+class TransformerLayer(nn.Module):
+    """Attention and feed-forward, each a `Residual`; with cross attention between them if asked for.
+
+    Stands for `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` with batch_first=True: with the same weights,
+    placement `post` (their norm_first=False) and `pre` (True) give the same output. Weights start as Xavier normal, biases
+    at 0; under `deep` with gain beta for `fc1`, `fc2`, `out_proj` and `v_proj`, and 1 for `q_proj` and `k_proj`.
+
+    Cost: that of PyTorch's layers in training, see docs/benchmarks.md; their fused evaluation path has no equal here.
+
+    Shapes: x (N, L, d_model), memory (N, S, d_model); output that of x.
+
+    Args:
+        d_model: Width of the stream.
+        nhead: Heads; must divide d_model.
+        dim_feedforward: Width between the two feed-forward layers.
+        dropout: Share dropped of attention weights, of each branch's output, and in the feed-forward layers.
+        activation: `relu`, `gelu`, or any function of a tensor.
+        placement: Of each residual block, see `Residual`.
+        norm: Makes a norm, `partial(nn.RMSNorm, d_model)`; called once a block, twice under sandwich. None is LayerNorm for
+            the four placements that need a norm, and no norm for `rezero` and `scaled`.
+        scale: DeepNorm's constants, see `deepnorm_scales`; for `deep`.
+        depth: Residual blocks in the whole net; for `scaled`.
+        cross_attention: Whether there is a block that attends to a memory.
+        bias: Whether projections and feed-forward layers have a bias.
+        device: Where the parameters are made.
+        dtype: Their type.
+
+    Raises:
+        LayerError: If the sizes do not fit, or the placement lacks its constants or is given others'.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = functional.relu,
+        *,
+        placement: Placement = "pre",
+        norm: Callable[[], nn.Module] | None = None,
+        scale: DeepNormScale | None = None,
+        depth: int | None = None,
+        cross_attention: bool = False,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if scale is None and placement == "deep":
+            raise LayerError(
+                "placement 'deep' needs scale, one of the two of deepnorm_scales(encoder_layers, decoder_layers)"
+            )
+        if scale is not None and placement != "deep":
+            raise LayerError(f"placement {placement!r} has no scale: leave it out, or take 'deep'")
+        place: Callable[[nn.Module], Residual] = partial(
+            Residual,
+            placement=placement,
+            norm=_norm_maker(norm, placement, d_model, device, dtype),
+            skip_scale=None if scale is None else scale.alpha,
+            depth=depth,
+            dropout=dropout,
+            device=device,
+            dtype=dtype,
+        )
+        attention = partial(Attention, d_model, nhead, dropout, bias, device, dtype)
+        self.attention = place(attention())
+        self.cross_attention = place(attention()) if cross_attention else None
+        self.feed_forward = place(FeedForward(d_model, dim_feedforward, dropout, activation, bias, device, dtype))
+        self.scale = scale
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights of the linear layers anew; norms and learnable factors stay."""
+        beta = 1.0 if self.scale is None else self.scale.beta
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                gain = 1.0 if name.endswith(("q_proj", "k_proj")) else beta
+                nn.init.xavier_normal_(module.weight, gain)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        causal: bool = False,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Apply the blocks.
+
+        Args:
+            x: The stream, (N, L, d_model).
+            memory: What cross attention sees, (N, S, d_model).
+            mask: Which positions of x are real, boolean, (N, L). The others are computed too, and seen by none.
+            attention_mask: Which positions of x each may see, boolean, or what is added to the scores; broadcasts to
+                (N, nhead, L, L).
+            causal: Whether a position sees none behind itself.
+            memory_mask: Which positions of memory are real, boolean, (N, S).
+
+        Returns:
+            The stream behind the layer, (N, L, d_model).
+
+        Raises:
+            LayerError: If memory is missing, or there is no cross attention for it; if a mask is of another shape or type.
+        """
+        if (memory is None) != (self.cross_attention is None):
+            raise LayerError(
+                "the layer has cross attention and needs memory"
+                if memory is None
+                else "the layer has no cross attention for memory: make it with cross_attention=True"
+            )
+        if memory is None and memory_mask is not None:
+            raise LayerError("memory_mask is given without memory")
+        x = self.attention(x, mask=mask, attention_mask=attention_mask, causal=causal)
+        if self.cross_attention is not None:
+            x = self.cross_attention(x, memory, mask=memory_mask)
+        return self.feed_forward(x)  # type: ignore[no-any-return]
+
+
+def _norm_maker(
+    norm: Callable[[], nn.Module] | None,
+    placement: Placement,
+    d_model: int,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> Callable[[], nn.Module] | None:
+    if isinstance(norm, nn.Module):
+        raise LayerError(
+            f"norm is a {type(norm).__name__}, which all blocks would share; a function that makes one is needed, such as "
+            f"functools.partial(nn.RMSNorm, {d_model})"
+        )
+    if norm is None and placement in NEEDS_NORM:
+        return partial(nn.LayerNorm, d_model, device=device, dtype=dtype)
+    return norm
+
+
+class Transformer(nn.Module):
+    """A stack of `TransformerLayer`: an encoder, a decoder alone (causal=True), or a decoder with memory.
+
+    Where the last block leaves the stream without a norm (`pre`, `sandwich`, `rezero`, `scaled`) and there are norms, one
+    more stands at the end, as in Xiong et al. 2020: without it a pre-norm stack hands on a stream whose variance grows with
+    depth. DeepNorm's constants follow from the number of layers and from whether the stack is alone.
+
+    Shapes: x (N, L, d_model), memory (N, S, d_model); output that of x.
+
+    Args:
+        d_model: Width of the stream.
+        nhead: Heads; must divide d_model.
+        num_layers: Layers of the stack.
+        dim_feedforward: Width between the two feed-forward layers.
+        dropout: As in `TransformerLayer`.
+        activation: `relu`, `gelu`, or any function of a tensor.
+        placement: Of each residual block, see `Residual`.
+        norm: As in `TransformerLayer`.
+        cross_attention: Whether the stack is a decoder that attends to a memory.
+        scale: DeepNorm's constants where they are not those of `num_layers` alone: for an encoder whose decoder has M
+            layers, `deepnorm_scales(num_layers, M)[0]`. By default those of a stack alone, with cross attention those of a
+            decoder behind an encoder.
+        bias: Whether projections and feed-forward layers have a bias.
+        device: Where the parameters are made.
+        dtype: Their type.
+
+    Raises:
+        LayerError: If there is no layer, or as in `TransformerLayer`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        num_layers: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = functional.relu,
+        *,
+        placement: Placement = "pre",
+        norm: Callable[[], nn.Module] | None = None,
+        cross_attention: bool = False,
+        scale: DeepNormScale | None = None,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        require_at_least("num_layers", num_layers, 1)
+        if scale is None and placement == "deep":
+            # A decoder's constants do not depend on the depth of its encoder.
+            alone, behind = deepnorm_scales(num_layers)[0], deepnorm_scales(1, num_layers)[1]
+            scale = behind if cross_attention else alone
+        make = partial(
+            TransformerLayer,
+            d_model,
+            nhead,
+            dim_feedforward,
+            dropout,
+            activation,
+            placement=placement,
+            norm=norm,
+            scale=scale,
+            depth=num_layers * (3 if cross_attention else 2) if placement == "scaled" else None,
+            cross_attention=cross_attention,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+        )
+        self.layers = nn.ModuleList(make() for _ in range(num_layers))
+        make_norm = _norm_maker(norm, placement, d_model, device, dtype)
+        self.norm = make_norm() if placement in _OPEN and make_norm is not None else None
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        causal: bool = False,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Apply the layers, and the norm at the end where there is one.
+
+        Args:
+            x: The stream, (N, L, d_model).
+            memory: What cross attention sees, (N, S, d_model).
+            mask: Which positions of x are real, boolean, (N, L).
+            attention_mask: Which positions of x each may see, or what is added to the scores; broadcasts to
+                (N, nhead, L, L).
+            causal: Whether a position sees none behind itself.
+            memory_mask: Which positions of memory are real, boolean, (N, S).
+
+        Returns:
+            The stream, (N, L, d_model).
+        """
+        for layer in self.layers:
+            x = layer(x, memory, mask=mask, attention_mask=attention_mask, causal=causal, memory_mask=memory_mask)
+        return x if self.norm is None else self.norm(x)
