@@ -161,6 +161,7 @@ def test_real_positions_come_out_with_mean_0_and_variance_1(n, channels, length,
 def test_large_means_cost_few_digits(offset, monkeypatch):
     """The first guess of the mean is bad on purpose: the first rows lie elsewhere."""
     pytest.importorskip("numba")
+    monkeypatch.delenv(NO_NUMBA, raising=False)
     monkeypatch.setattr(_masked_kernel, "_LEAST_COMPILED", 0)
     torch.manual_seed(0)
     for shape in ((64, 3, 50), (3000, 3)):

@@ -236,6 +236,14 @@ def test_transforms_compilers_and_tracers(large):
     torch.testing.assert_close(given.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traced(large):
+    """A trace holds operations, not the numbers that a kernel of ours has left."""
+    layer, x = large
+    traced = torch.jit.trace(layer, x, check_trace=False)
+    torch.testing.assert_close(traced(2 * x + 1), layer(2 * x + 1), rtol=1e-4, atol=1e-6)
+
+
 def test_a_batch_of_gradients(large):
     layer, x = large
     x = x.requires_grad_()

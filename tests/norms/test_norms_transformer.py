@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from trimtab.norms.attention import Attention
 from trimtab.norms.layers import LayerError, RMSNorm
 from trimtab.norms.residual import PLACEMENTS, Residual, deepnorm_scales
-from trimtab.norms.transformer import Attention, Transformer, TransformerLayer
+from trimtab.norms.transformer import Transformer, TransformerLayer
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 F64 = torch.float64

@@ -24,7 +24,8 @@ def adaptive_clip_grad_(
     axis of a weight of two or more axes, the incoming weights of an output; a vector or number (bias, gain) is one unit.
     The norms of float16 and bfloat16 are taken in float32. Gradients that are not finite stay so.
 
-    The paper leaves the last linear layer out, and so should the caller.
+    The paper leaves the last linear layer out, and so should the caller. A repair for `exploding-gradient` in nets without
+    normalization, and for `clipping-dominates` where one layer's gradient shortens all the others under a global norm.
 
     Args:
         parameters: A parameter or several; those without a gradient are passed over.

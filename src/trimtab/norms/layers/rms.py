@@ -143,8 +143,8 @@ class RMSNorm(nn.RMSNorm):
     The repair for `norm-placement` and `norm-precision` where a LayerNorm is replaced, and what `convert(to="rms")` puts
     in.
 
-    Cost: forward and backward on one core of an x86 CPU in float32 at (32, 512, 768) and (4096, 4096) take 0.12 times
-    the time of `torch.nn.RMSNorm` with numba and about 0.32 times without. numba serves float32 in a process with one
+    Cost: forward and backward on one core of an x86 CPU in float32 at (32, 512, 768) and (4096, 4096) take 0.12 to 0.21
+    times the time of `torch.nn.RMSNorm` with numba and 0.29 to 0.34 times without (benchmarks/bench_norm_layers.py). numba serves float32 in a process with one
     torch thread; its kernel is loaded at the first large call. Small inputs, other devices, compiled, exported and traced
     code use PyTorch's operation.
 

