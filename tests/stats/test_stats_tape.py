@@ -304,7 +304,7 @@ def test_works_without_numba():
 
 def test_works_where_nothing_can_be_cached(monkeypatch):
     numba = pytest.importorskip("numba")
-    from trimtab.stats import _numba_kernel
+    from trimtab.stats import compiling
 
     real = numba.njit
 
@@ -314,9 +314,9 @@ def test_works_where_nothing_can_be_cached(monkeypatch):
         return real(*args, **kwargs)
 
     monkeypatch.setattr(numba, "njit", no_cache)
-    assert not _numba_kernel._can_cache()
-    monkeypatch.setattr(_numba_kernel, "_CACHE", False)
-    double = _numba_kernel._jit("int64(int64)")(lambda x: 2 * x)
+    assert not compiling._can_cache()
+    monkeypatch.setattr(compiling, "_CACHE", False)
+    double = compiling.jit("int64(int64)")(lambda x: 2 * x)
     assert double(4) == 8
 
 

@@ -4,16 +4,11 @@ Every loop over float32 stays in 32 bits, because LLVM vectorises it only then. 
 taken about the mean so far; pieces are added in float64, and blocks by Chan's merge in float64. Arguments are plain integers (addresses, sizes): numba dispatches those several times faster than arrays.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba.extending import intrinsic
 
-_numba: Any = numba  # half of numba is typed, which is worse than none
-types, carray = _numba.types, _numba.carray
+from trimtab.stats.compiling import carray, float32_at, float64_at, int16_at, jit, prefetch
 
 BLOCK = 4096
 # Outside these magnitudes squares, or the rounding-level residuals of the block, leave float32's normal range.
@@ -28,78 +23,9 @@ _MAGNITUDE32 = np.int32(0x7FFFFFFF)
 _INFINITE32 = np.int32(0x7F800000)
 _MAGNITUDE64 = np.int64(0x7FFFFFFFFFFFFFFF)
 _INFINITE64 = np.int64(0x7FF0000000000000)
-# Sums may be reordered; NaN and infinity keep their meaning (they never reach a sum, but bits are tested).
-_REORDER = {"reassoc", "nsz", "contract"}
 
 
-def _identity(x: int) -> int:
-    return x
-
-
-def _can_cache() -> bool:
-    """Returns whether compiled code can be kept: numba looks for a directory by itself and raises if it finds none."""
-    try:
-        numba.njit("int64(int64)", cache=True)(_identity)
-    except Exception:  # no place, no permission, a full disk
-        return False
-    return True
-
-
-_CACHE = _can_cache()
-
-
-def _jit(*signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """Returns a decorator that compiles: at once with a signature, when first called from compiled code without."""
-    # The GIL stays held: getting it back from a busy thread can take 5 ms, the work on a small tensor takes 1 us.
-    return numba.njit(list(signature) or None, cache=_CACHE, fastmath=_REORDER)
-
-
-def _pointer_to(element: Any) -> Any:
-    """An intrinsic that reads an integer as the address of `element` values.
-
-    Returns:
-        A function of an integer, callable in compiled code.
-    """
-
-    def cast(typing_context: Any, address: Any) -> Any:
-        pointer = types.CPointer(element)
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(pointer))
-
-        return pointer(types.int64), generate
-
-    return intrinsic(cast)
-
-
-def _ask_for() -> Any:
-    """An intrinsic that asks for the cache line at an address, which may be any at all.
-
-    Returns:
-        A function of an integer, callable in compiled code.
-    """
-
-    def ask(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-            kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-            prefetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-            read, keep, data = (ir.Constant(word, number) for number in (0, 3, 1))
-            builder.call(prefetch, [builder.inttoptr(arguments[0], byte), read, keep, data])
-            return context.get_dummy_value()
-
-        return types.void(types.int64), generate
-
-    return intrinsic(ask)
-
-
-_prefetch = _ask_for()
-_float32_at = _pointer_to(types.float32)
-_float64_at = _pointer_to(types.float64)
-_int16_at = _pointer_to(types.int16)
-
-
-@_jit()
+@jit()
 def _exact(x: Any, top: float, bad: int) -> Any:
     """Returns the moments of a block of finite values in float64; `top` is their largest magnitude."""
     n = x.shape[0]
@@ -125,7 +51,7 @@ def _exact(x: Any, top: float, bad: int) -> Any:
     return n, centre + rest / n, m2, absolute, top, zeros, bad
 
 
-@_jit()
+@jit()
 def _finite_part(x: Any) -> Any:
     """Returns the moments of a block that holds NaN or infinity: the finite values are packed together first."""
     packed = np.empty(x.shape[0], np.float64)
@@ -140,7 +66,7 @@ def _finite_part(x: Any) -> Any:
     return _exact(packed[:n], top, x.shape[0] - n)
 
 
-@_jit()
+@jit()
 def _sums(x: Any, centre: Any) -> Any:
     """Returns the sums of x - centre, of its square, and of |x|; the bits of the largest magnitude; the zeros."""
     bits = x.view(np.int32)
@@ -159,7 +85,7 @@ def _sums(x: Any, centre: Any) -> Any:
     return np.float64(rest), np.float64(squares), np.float64(absolute), top, zeros
 
 
-@_jit()
+@jit()
 def _about(x: Any, centre: Any, far: bool) -> Any:
     """Returns what `_sums` does; of a block that may lie in main memory, what comes next is asked for ahead of time."""
     if not far:
@@ -168,7 +94,7 @@ def _about(x: Any, centre: Any, far: bool) -> Any:
     address = x.ctypes.data
     for start in range(0, x.shape[0], _PIECE):
         for line in range(0, 4 * _PIECE, 64):
-            _prefetch(address + 4 * start + _AHEAD + line)
+            prefetch(address + 4 * start + _AHEAD + line)
         piece = _sums(x[start : start + _PIECE], centre)
         rest += piece[0]
         squares += piece[1]
@@ -178,7 +104,7 @@ def _about(x: Any, centre: Any, far: bool) -> Any:
     return rest, squares, absolute, top, zeros
 
 
-@_jit()
+@jit()
 def _block32(x: Any, guess: Any, far: bool) -> Any:
     """Returns the moments of one block of float32: (count, mean, m2, sum of magnitudes, largest, zeros, non-finite).
 
@@ -205,7 +131,7 @@ def _block32(x: Any, guess: Any, far: bool) -> Any:
     return n, guess + rest / n, max(m2, 0.0), absolute, np.float64(peak.view(np.float32)), np.int64(zeros), 0
 
 
-@_jit()
+@jit()
 def _block64(x: Any) -> Any:
     """Returns the moments of one block of float64."""
     bits = x.view(np.int64)
@@ -216,7 +142,7 @@ def _block64(x: Any) -> Any:
     return _finite_part(x) if peak >= _INFINITE64 else _exact(x, peak.view(np.float64), 0)
 
 
-@_jit()
+@jit()
 def _fold(row: Any, block: Any) -> None:
     """Chan's merge of one block into the row, whose fourth number is the sum of magnitudes until `_close`."""
     n, mean, m2, absolute, top, zeros, bad = block
@@ -235,22 +161,22 @@ def _fold(row: Any, block: Any) -> None:
     row[5] += zeros
 
 
-@_jit()
+@jit()
 def _close(row: Any) -> None:
     """Turn the sum of magnitudes into their mean."""
     if row[0] > 0:
         row[3] /= row[0]
 
 
-@_jit()
+@jit()
 def _row_at(address: int) -> Any:
     """Returns the seven float64 at an address, set to zero."""
-    row = carray(_float64_at(address), (7,))
+    row = carray(float64_at(address), (7,))
     row[:] = 0.0
     return row
 
 
-@_jit()
+@jit()
 def _unpack(values: Any, out: Any) -> None:
     """Bfloat16 is the upper half of a float32."""
     bits = out.view(np.int32)
@@ -258,54 +184,54 @@ def _unpack(values: Any, out: Any) -> None:
         bits[i] = np.int32(np.int32(values[i]) << np.int32(16))
 
 
-@_jit("void(int64,int64,int64,int64)")
+@jit("void(int64,int64,int64,int64)")
 def float32(address: int, n: int, step: int, out: int) -> None:
     """Measure n float32 in blocks whose starts lie `step` elements apart; seven float64 are written to `out`."""
     row = _row_at(out)
     for start in range(0, n, BLOCK):
-        block = carray(_float32_at(address + start // BLOCK * step * 4), (min(BLOCK, n - start),))
+        block = carray(float32_at(address + start // BLOCK * step * 4), (min(BLOCK, n - start),))
         _fold(row, _block32(block, np.float32(row[1]), True))
     _close(row)
 
 
-@_jit("void(int64,int64,int64,int64)")
+@jit("void(int64,int64,int64,int64)")
 def float64(address: int, n: int, step: int, out: int) -> None:
     """Measure n float64; as `float32` otherwise."""
     row = _row_at(out)
     for start in range(0, n, BLOCK):
-        block = carray(_float64_at(address + start // BLOCK * step * 8), (min(BLOCK, n - start),))
+        block = carray(float64_at(address + start // BLOCK * step * 8), (min(BLOCK, n - start),))
         _fold(row, _block64(block))
     _close(row)
 
 
-@_jit("void(int64,int64,int64,int64)")
+@jit("void(int64,int64,int64,int64)")
 def bfloat16(address: int, n: int, step: int, out: int) -> None:
     """Measure n bfloat16; as `float32` otherwise."""
     row = _row_at(out)
     unpacked = np.empty(min(n, BLOCK), np.float32)
     for start in range(0, n, BLOCK):
         width = min(BLOCK, n - start)
-        _unpack(carray(_int16_at(address + start // BLOCK * step * 2), (width,)), unpacked[:width])
+        _unpack(carray(int16_at(address + start // BLOCK * step * 2), (width,)), unpacked[:width])
         _fold(row, _block32(unpacked[:width], np.float32(row[1]), False))
     _close(row)
 
 
-@_jit("void(int64,int64,int64,int64,int64,int64)")
+@jit("void(int64,int64,int64,int64,int64,int64)")
 def float32_difference(after: int, before: int, n: int, step_after: int, step_before: int, out: int) -> None:
     """Measure after - before, n float32 each, block by block: the difference never leaves the L1 cache."""
     row = _row_at(out)
     delta = np.empty(min(n, BLOCK), np.float32)
     for start in range(0, n, BLOCK):
         width, number = min(BLOCK, n - start), start // BLOCK
-        x = carray(_float32_at(after + number * step_after * 4), (width,))
-        y = carray(_float32_at(before + number * step_before * 4), (width,))
+        x = carray(float32_at(after + number * step_after * 4), (width,))
+        y = carray(float32_at(before + number * step_before * 4), (width,))
         for i in range(width):
             delta[i] = x[i] - y[i]
         _fold(row, _block32(delta[:width], np.float32(row[1]), False))
     _close(row)
 
 
-@_jit("void(int64,int64,int64,int64,int64,int64)")
+@jit("void(int64,int64,int64,int64,int64,int64)")
 def bfloat16_difference(after: int, before: int, n: int, step_after: int, step_before: int, out: int) -> None:
     """Measure after - before of bfloat16, taken in float32; as `float32_difference` otherwise."""
     row = _row_at(out)
@@ -313,8 +239,8 @@ def bfloat16_difference(after: int, before: int, n: int, step_after: int, step_b
     other = np.empty(min(n, BLOCK), np.float32)
     for start in range(0, n, BLOCK):
         width, number = min(BLOCK, n - start), start // BLOCK
-        _unpack(carray(_int16_at(after + number * step_after * 2), (width,)), delta[:width])
-        _unpack(carray(_int16_at(before + number * step_before * 2), (width,)), other[:width])
+        _unpack(carray(int16_at(after + number * step_after * 2), (width,)), delta[:width])
+        _unpack(carray(int16_at(before + number * step_before * 2), (width,)), other[:width])
         for i in range(width):
             delta[i] -= other[i]
         _fold(row, _block32(delta[:width], np.float32(row[1]), False))

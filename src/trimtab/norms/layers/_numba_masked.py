@@ -9,26 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from trimtab.norms.layers._numba import carray, float32_at, float64_at, int32_at, jit
+from trimtab.stats.compiling import carray, float32_at, float64_at, int32_at, jit
 
 _ZERO = np.float32(0)
 # Rows whose sums over the batch are taken in float32 before they go to float64.
 _PART = 128
 
 
-@jit()
+@jit(nogil=True)
 def _planes(address: int, rows: int, channels: int, length: int) -> Any:
     """Returns the float32 at an address."""
     return carray(float32_at(address), (rows, channels, length))
 
 
-@jit()
+@jit(nogil=True)
 def _matrix(address: int, rows: int, channels: int) -> Any:
     """Returns the float32 at an address."""
     return carray(float32_at(address), (rows, channels))
 
 
-@jit()
+@jit(nogil=True)
 def _products_of_rows(
     x: int, other: int, kept: int, c: Any, firsts: Any, seconds: Any, rows: int, channels: int
 ) -> None:
@@ -57,7 +57,7 @@ def _products_of_rows(
                 b[i] = _ZERO
 
 
-@jit("void(int64,int64,int64,int64,int64,int64,int64,int64,int64)")
+@jit("void(int64,int64,int64,int64,int64,int64,int64,int64,int64)", nogil=True)
 def products(
     x: int, other: int, kept: int, centre: int, first: int, second: int, rows: int, channels: int, length: int
 ) -> None:
@@ -92,7 +92,7 @@ def products(
             seconds[channel] += b
 
 
-@jit()
+@jit(nogil=True)
 def _combine_rows(
     x: int, other: int, kept: int, c: Any, a: Any, f: Any, b: Any, out: int, rows: int, channels: int
 ) -> None:
@@ -113,7 +113,7 @@ def _combine_rows(
                 result[i] = (values[i] - c[i]) * a[i] + factors[i] * f[i] + b[i]
 
 
-@jit("void(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64)")
+@jit("void(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64)", nogil=True)
 def combine(
     x: int,
     other: int,

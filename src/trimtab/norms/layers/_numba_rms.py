@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from trimtab.norms.layers._numba import carray, float32_at, float64_at, jit
+from trimtab.stats.compiling import carray, float32_at, float64_at, jit
 
 # Rows whose share of the weight's gradient is summed in float32 before it goes to float64.
 _PART = 128
 
 
-@jit()
+@jit(nogil=True)
 def _rows(address: int, rows: int, width: int) -> Any:
     """Returns the float32 matrix at an address."""
     return carray(float32_at(address), (rows, width))
 
 
-@jit("void(int64,int64,int64,int64,int64,int64,float64)")
+@jit("void(int64,int64,int64,int64,int64,int64,float64)", nogil=True)
 def forward(x: int, weight: int, y: int, inverse: int, rows: int, width: int, eps: float) -> None:
     """Write y = weight x / rms(x) and the rows' 1 / rms(x); all float32, `weight` 0 where there is none."""
     xs, ys, inverses = _rows(x, rows, width), _rows(y, rows, width), _rows(inverse, 1, rows)[0]
@@ -39,7 +39,7 @@ def forward(x: int, weight: int, y: int, inverse: int, rows: int, width: int, ep
                 out[i] = given[i] * r * w[i]
 
 
-@jit("void(int64,int64,int64,int64,int64,int64,int64,int64)")
+@jit("void(int64,int64,int64,int64,int64,int64,int64,int64)", nogil=True)
 def backward(dy: int, x: int, weight: int, inverse: int, dx: int, dweight: int, rows: int, width: int) -> None:
     """Write dx, and add to the float64 `dweight`; `weight` and `dweight` are 0 where there is none."""
     dys, xs, dxs = _rows(dy, rows, width), _rows(x, rows, width), _rows(dx, rows, width)

@@ -6,28 +6,15 @@ by value.
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from trimtab.stats.compiling import jit
 
 _BLOCK = 512  # rows: a multiple of eight; what one NaN costs
 
 
-def _identity(x: Any) -> Any:
-    return x
-
-
-def _can_cache() -> bool:
-    """Returns whether compiled code can be kept: numba looks for a directory by itself and raises if it finds none."""
-    try:
-        numba.njit(cache=True)(_identity)
-    except Exception:  # no place, no permission
-        return False
-    return True
-
-
-# Sums may be reordered, NaN keeps its meaning. Compiled when first called, for the dtypes that come, and then kept on disk.
-# The GIL is let go: partitions of the data may be summed in threads.
-_jit = numba.njit(cache=_can_cache(), fastmath={"reassoc", "nsz", "contract"}, nogil=True)
+# Compiled when first called, for the dtypes that come. The GIL is let go: partitions of the data may be summed in threads.
+_jit = jit(nogil=True)
 
 
 @_jit
