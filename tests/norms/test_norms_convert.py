@@ -473,3 +473,8 @@ def test_batches_may_be_a_function_and_the_model_called_in_another_way():
         model, "group_norm", lambda: iter([{"image": x} for x, _ in batches]), forward=lambda m, b: m(b["image"])
     )
     assert called.rms_change == plain.rms_change
+
+
+def test_nothing_is_no_target():
+    with pytest.raises(ModelError, match="to is None"):
+        convert(nn.Sequential(nn.BatchNorm1d(3)), None)

@@ -379,3 +379,21 @@ def test_wrong_arguments_say_what_was_expected():
         recalibrate(model, 3)
     with pytest.raises(ModelError, match="model must be"):
         recalibrate("model", [x])
+
+
+def test_a_model_that_changes_its_input_in_place_leaves_the_batches_alone():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+        def forward(self, x):
+            return self.norm(self.conv(x.sub_(0.5).div_(0.25)))
+
+    torch.manual_seed(0)
+    model, x = InPlace().eval(), torch.rand(8, 3, 8, 8)
+    given = x.clone()
+    recalibrate(model, [x])
+    assert torch.equal(x, given)
+    expected = model.conv((given - 0.5) / 0.25).mean((0, 2, 3))
+    torch.testing.assert_close(model.norm.running_mean, expected)

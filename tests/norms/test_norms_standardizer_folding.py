@@ -424,3 +424,12 @@ def test_folded_layers_are_ordinary_modules(method):
     exported = torch.export.export(folded, (x,)).module()
     torch.testing.assert_close(exported(x), folded(x), rtol=0, atol=EXACT)
     assert method == "transposed" or method in repr(folded)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(3, 4, 3, padding=1), nn.ConvTranspose2d(3, 4, 3)], ids=["conv", "transposed"]
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_wrapper_keeps_the_mode(layer, training):
+    folded = Standardizer().fit(torch.randn(9, 3, 4, 4) + 2).fold_into(layer.train(training))
+    assert {module.training for module in folded.modules()} == {training}

@@ -38,8 +38,19 @@ def copy_of(model: nn.Module) -> nn.Module:
         ) from error
 
 
+def own(value: Any) -> Any:
+    """A batch or example whose tensors are copies: a model may change its input in place, and the user's stay as they are."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, Mapping):
+        return {key: own(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(own, value))
+    return type(value)(map(own, value)) if type(value) in (tuple, list) else value
+
+
 def call(model: nn.Module, example: Any) -> Any:
-    """Call a model with an example.
+    """Call a model with a copy of an example.
 
     Args:
         model: The model.
@@ -48,6 +59,7 @@ def call(model: nn.Module, example: Any) -> Any:
     Returns:
         What the model returns.
     """
+    example = own(example)
     if isinstance(example, Mapping):
         return model(**example)
     return model(*example) if isinstance(example, tuple) else model(example)
@@ -98,7 +110,7 @@ def undisturbed(model: nn.Module, training: bool | None = False) -> Iterator[Non
 
 
 def fresh_passes(batches: Batches, several: bool) -> Callable[[], Iterable[Any]]:
-    """Batches as a function that gives a pass each call.
+    """Batches as a function that gives a pass each call, each batch as a copy of its own.
 
     Args:
         batches: A DataLoader, a list, or a function that returns a fresh iterable.
@@ -112,7 +124,7 @@ def fresh_passes(batches: Batches, several: bool) -> Callable[[], Iterable[Any]]
     """
     if not isinstance(batches, Iterable):
         if callable(batches):
-            return batches
+            return lambda: map(own, batches())
         raise ModelError(
             f"batches must be an iterable of batches or a function that returns one, but it is {type(batches).__name__}"
         )
@@ -123,7 +135,7 @@ def fresh_passes(batches: Batches, several: bool) -> Callable[[], Iterable[Any]]
             "batches must give more than one pass, but it is a one-shot iterator; "
             "give the DataLoader, a list or a function that returns a fresh iterator"
         )
-    return lambda: batches
+    return lambda: map(own, batches)
 
 
 def tensors(output: Any) -> list[Tensor]:

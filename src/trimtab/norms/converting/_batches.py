@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from trimtab.norms._channel_moments import ChannelMoments, channel_moments, merge
 from trimtab.norms._fit import ChannelFit
 from trimtab.norms._model_error import ModelError
-from trimtab.norms._passes import Forward, tensors, undisturbed
+from trimtab.norms._passes import Forward, own, tensors, undisturbed
 from trimtab.norms.channel_layers import ChannelAffine
 from trimtab.norms.converting._source import Source
 from trimtab.norms.converting._target import Target, set_affine
@@ -170,7 +170,7 @@ def measure(
     with undisturbed(new), undisturbed(old):
         for batch in one_pass():
             with _listening(old, targets, hear):
-                before = tensors(forward(old, batch))
+                before = tensors(forward(old, own(batch)))
             after = tensors(forward(new, batch))
             if [t.shape for t in before] != [t.shape for t in after]:
                 raise ModelError(

@@ -152,7 +152,7 @@ def convert(
 
 
 def _target(to: str) -> str:
-    plain = str(to).lower().replace("_", "").replace("-", "").replace(" ", "")
+    plain = (to if isinstance(to, str) else "").lower().replace("_", "").replace("-", "").replace(" ", "")
     found = _SHORT.get(plain)
     if found is None:
         raise ModelError(f"to is {to!r}; known are {', '.join(map(repr, TARGETS))}")

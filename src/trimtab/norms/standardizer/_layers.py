@@ -174,7 +174,7 @@ def _convolution(conv: Conv, change: Change, padding: str, old: Tensor) -> nn.Mo
     value = change.new_value(old.detach())
     if not_padded(conv) or not value.any():
         return conv
-    return ValuePaddedConv(conv, value.to(conv.weight), padding)
+    return ValuePaddedConv(conv, value.to(conv.weight), padding).train(conv.training)
 
 
 def _transposed(conv: ConvTranspose, change: Change, old: Tensor) -> nn.Module:
@@ -187,7 +187,7 @@ def _transposed(conv: ConvTranspose, change: Change, old: Tensor) -> nn.Module:
     weight = conv.weight.detach().double()
     _write(conv, weight * change.gain.view(-1, 1, *[1] * axes), None)
     shift = -change.new_value(-old.detach())  # u_old + old = gain (u_new + (shift + old) / gain)
-    return ShiftedConvTranspose(conv, shift.to(conv.weight)) if shift.any() else conv
+    return ShiftedConvTranspose(conv, shift.to(conv.weight)).train(conv.training) if shift.any() else conv
 
 
 def _recurrent(layer: nn.RNNBase, change: Change, name: str) -> nn.Module:
