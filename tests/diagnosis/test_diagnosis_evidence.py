@@ -176,3 +176,24 @@ def test_the_facts_of_the_run():
     assert facts.models == (f"Sequential, {sum(p.numel() for p in net.parameters()):,} parameters",)
     assert facts.optimizers == ("SGD, lr 0.1, momentum 0.9",)
     assert facts.unseen == ()
+
+
+@pytest.mark.parametrize(("bad", "severity"), [(range(20, 60), "error"), ([30], "warning"), ([], None)])
+def test_a_scaler_that_skips_batches_without_a_number(bad, severity):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu")
+    with trimtab.watch(model, optimizer) as watch:
+        for step in range(60):
+            x, y = torch.randn(8, 4), torch.randint(0, 2, (8,))
+            if step in bad:
+                x[0, 0] = math.nan
+            optimizer.zero_grad()
+            scaler.scale(torch.nn.functional.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    diagnosis = watch.diagnose()
+    assert watch.record.facts["lost_passes"] == len(bad)
+    found = {finding.code: finding.severity for finding in diagnosis.findings}
+    assert found.get("nonfinite-loss") == severity

@@ -81,6 +81,7 @@ NUMBERS = [
     ("missing-zero-grad", percent(missing_zero_grad.SHARE)),
     ("missing-zero-grad", before("at least", missing_zero_grad.ENOUGH)),
     ("nonfinite-loss", power(nonfinite_loss.OVERFLOW)),
+    ("nonfinite-loss", percent(nonfinite_loss.MANY)),
     ("saturated-units", plain(saturated_units.SHARE)),
     ("saturated-units", before("steps", saturated_units.EARLY)),
     ("saturated-units", f"q = {saturated_units.EXPECTED_AT:g}"),

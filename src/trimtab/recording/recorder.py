@@ -6,6 +6,7 @@ recorded steps: entry hooks from the end of the step before, taps from the first
 
 import contextlib
 import functools
+import math
 import os
 import sys
 import threading
@@ -114,6 +115,7 @@ class Recorder:
         self._active = False
         self._stepped = False
         self._told = -1
+        self._lost = 0
         self._took_turns = 0
         self._running = False
         self._ended = False
@@ -178,6 +180,8 @@ class Recorder:
         try:
             if self._window.optimizers:
                 self._close_step()
+            else:
+                self._lost += sum(not math.isfinite(loss) for loss in self._window.losses)
             self._journal.flush()
             if self.step:
                 self._describe()
@@ -186,6 +190,7 @@ class Recorder:
                 "how": how,
                 "seconds": self._journal.seconds,
                 "spent": self.spent,
+                "lost_passes": self._lost,  # whose loss was no number, and which no step followed
             })
         except Exception as error:
             self.fail(error)
@@ -491,6 +496,7 @@ class Recorder:
             if window.recording:
                 self._clearing.look()
             if window.passes > window.first_pass and self._parameters.thrown_away(window):
+                self._lost += sum(not math.isfinite(loss) for loss in window.losses)
                 window.forget_passes()
             window.begin_pass()
             self._parameters.mark()

@@ -14,6 +14,9 @@ from trimtab.report import Evidence, Finding, Repair
 OVERFLOW = 1e18
 """Magnitudes above this are on their way to float32's largest, 3.4e38: the squares in a loss or a norm no longer fit."""
 
+MANY = 0.1
+"""Share of the backward passes that a scaler passes over, from which on the run is broken and not only poorer by some batches."""
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -29,6 +32,7 @@ def find(view: View) -> Iterator[Found]:
     """The first recorded step with a value that is no number, and the first place in the order of computation."""
     origin = _origin(view)
     if origin is None:
+        yield from _skipped(view)
         return
     progress = view.progress
     before = [x for x in view.record.losses[view.record.loss_steps < origin.step] if np.isfinite(x)]
@@ -61,6 +65,37 @@ def find(view: View) -> Iterator[Found]:
             location=view.place("backward", "forward"),
         ),
         origin.step,
+    )
+
+
+def _skipped(view: View) -> Iterator[Found]:
+    """Backward passes from a loss that was no number, which no optimizer step followed: a gradient scaler passes over them."""
+    lost = int(view.record.facts.get("lost_passes", 0))
+    if not lost:
+        return
+    passes = lost + view.record.step_count
+    yield Found(
+        Finding(
+            code="nonfinite-loss",
+            severity="error" if lost > MANY * passes and not view.learned else "warning",
+            where=("loss",),
+            summary=say(
+                "In {lost} of {passes} backward passes the loss was NaN or infinite and no optimizer step followed: a gradient scaler skips "
+                "such batches without a word.",
+                lost=lost,
+                passes=passes,
+            ),
+            evidence=(Evidence(say("backward passes from a loss that is no number"), float(lost), 0.0),),
+            repairs=(
+                Repair(
+                    say(
+                        "Look at the batches whose loss is not finite: the scaler is there for gradients that overflow, not for these"
+                    ),
+                    "assert torch.isfinite(loss), (i, x, y)   # before backward",
+                ),
+            ),
+            location=view.place("backward", "forward"),
+        )
     )
 
 
