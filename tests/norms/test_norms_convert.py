@@ -478,3 +478,11 @@ def test_batches_may_be_a_function_and_the_model_called_in_another_way():
 def test_nothing_is_no_target():
     with pytest.raises(ModelError, match="to is None"):
         convert(nn.Sequential(nn.BatchNorm1d(3)), None)
+
+
+def test_batches_that_are_not_finite_are_refused():
+    x = torch.randn(4, 3, 8, 8)
+    x[0, 0, 0, 0] = float("nan")
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
+    with pytest.raises(ModelError, match="not finite"):
+        convert(model, "group_norm", [torch.randn(4, 3, 8, 8), x])

@@ -433,3 +433,22 @@ def test_folded_layers_are_ordinary_modules(method):
 def test_a_wrapper_keeps_the_mode(layer, training):
     folded = Standardizer().fit(torch.randn(9, 3, 4, 4) + 2).fold_into(layer.train(training))
     assert {module.training for module in folded.modules()} == {training}
+
+
+def test_without_an_example_nothing_is_guessed():
+    standardizer = Standardizer().fit(torch.randn(50, 3))
+    with pytest.raises(FoldError, match="reads 6 features"):
+        standardizer.fold_into(nn.Linear(6, 2))
+
+    class Skip(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return x + self.c(x)
+
+    with pytest.raises(FoldError, match="give an example"):
+        standardizer.fold_into(Skip(), layers=["c"])
+    with pytest.raises(StandardizerError, match="names no layer"):
+        standardizer.fold_into(nn.Linear(3, 2), layers=[])

@@ -97,7 +97,7 @@ def fold_affine(
     device = device_of(model)
     statistics = Statistics(middle.to(device), spread.to(device), feature_dim)
     raw = None if example is None else torch.as_tensor(example).detach().to(device, torch.float64)
-    names = list(layers) if layers is not None else _readers(model, raw, statistics, inverse)
+    names = _readers(model, raw, statistics, inverse) if layers is None else _named(model, raw, list(layers))
     for name in names:
         _refuse_unknown(model, name)
         refuse_unready(model.get_submodule(name), name or "the model")
@@ -106,7 +106,9 @@ def fold_affine(
     def fold(part: nn.Module, places: list[str]) -> nn.Module:
         for name in places:
             layer = part.get_submodule(name)
-            change = statistics.change(inverse).widened(input_width(layer), statistics.tiled(raw), name or "the model")
+            width = input_width(layer)
+            _refuse_unseen_flattening(model, raw, width, len(middle), name or "the model")
+            change = statistics.change(inverse).widened(width, statistics.tiled(raw), name or "the model")
             taken = changed(layer, change, padding, name or "the model")
             if not name:
                 return taken
@@ -178,7 +180,7 @@ def _readers(model: nn.Module, raw: Tensor | None, statistics: Statistics, inver
     if raw is None:
         raise FoldError(
             f"the first layer of a {type(model).__name__} cannot be told from its structure; "
-            "give a batch of raw inputs (example=...) to find it by a run, or its name (layers=[...])"
+            "give a batch of raw inputs (example=...) to find it by a run"
         )
     standard = statistics.standardize(raw, feature_axis(raw, statistics.feature_dim, len(statistics.mean)))
     names = by_running(copy.deepcopy(model), (raw if inverse else standard).to(dtype_of(model)))
@@ -188,6 +190,28 @@ def _readers(model: nn.Module, raw: Tensor | None, statistics: Statistics, inver
             "Fold into the part of the model that begins with one"
         )
     return names
+
+
+def _named(model: nn.Module, raw: Tensor | None, names: list[str]) -> list[str]:
+    """Returns the names that were given, if they can be checked."""
+    if not names:
+        raise StandardizerError("layers names no layer; leave it out to have the layers found")
+    for name in names:
+        _refuse_unknown(model, name)
+    if raw is None and names != [by_structure(model)]:
+        raise FoldError(
+            f"whether {', '.join(names)} alone read the input shows only when the model runs: give an example"
+        )
+    return names
+
+
+def _refuse_unseen_flattening(model: nn.Module, raw: Tensor | None, width: int, fitted: int, name: str) -> None:
+    """Refuses a layer of another width where nothing says that its input is flattened."""
+    if raw is None and width != fitted and not any(isinstance(module, nn.Flatten) for module in model.modules()):
+        raise FoldError(
+            f"{name} reads {width} features, the standardizer was fitted on {fitted}; if the input is flattened before, "
+            "give an example"
+        )
 
 
 def _refuse_unknown(model: nn.Module, name: str) -> None:
