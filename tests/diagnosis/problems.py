@@ -18,6 +18,7 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR
 
 from trimtab import Setup
+from trimtab.norms.layers import MaskedBatchNorm1d
 
 
 @dataclass(frozen=True)
@@ -1018,3 +1019,185 @@ def distillation():
 
     net = mlp(2)
     return classify(net, Adam(net.parameters(), 2e-3), loss=loss)
+
+
+# Batch normalization -------------------------------------------------------------------------------------------------
+
+
+def normed(norm=nn.BatchNorm1d, width=48, depth=2, ends=(64, 10), act=nn.ReLU):
+    """Linear layers "0", "3", ... with norms "1", "4", ... behind them."""
+    widths = [ends[0], *[width] * depth]
+    body = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), norm(b), act())]
+    return nn.Sequential(*body, nn.Linear(widths[-1], ends[1]))
+
+
+@problem("small-batch-batchnorm", "1", "4", "7", also=("exploding-gradient",))
+def batches_of_two(broken):
+    net = normed(nn.BatchNorm1d if broken else nn.LayerNorm, depth=3, act=nn.Tanh)
+    return classify(net, SGD(net.parameters(), 0.02), 500, size=2)
+
+
+@problem("small-batch-batchnorm", "1", "4", also=("exploding-gradient", "train-eval-gap"))
+def accumulated_pairs(broken):
+    """Sixteen backward passes of two samples a step; its twin normalizes the 32 samples at once."""
+    size = 2 if broken else 32
+
+    def step(setup, batch):
+        setup.optimizer.zero_grad()
+        total = 0.0
+        for x, y in zip(batch[0].split(size), batch[1].split(size), strict=True):
+            loss = cross_entropy(setup.model, (x, y)) * len(x) / len(batch[0])
+            loss.backward()
+            total += loss.detach()
+        setup.optimizer.step()
+        return total
+
+    x, y = digits()
+    net = normed(act=nn.Tanh)
+    return Setup(net, SGD(net.parameters(), 0.1), passes(x[:1792], y[:1792], 32), cross_entropy, 100, step=step)
+
+
+@problem("stale-running-stats", "1", "4")
+def norms_of_other_data(broken):
+    """Fine-tuned with the statistics of dark, flat pictures; the head alone is trained."""
+    net = pretrained(normed())
+    for part in net[:-1]:
+        part.requires_grad_(False)
+        if broken and isinstance(part, nn.BatchNorm1d):
+            part.momentum = 0.0
+    x, y = digits()
+    return Setup(net, SGD(net[-1].parameters(), 0.05), passes(2 * x + 3, y, 32), cross_entropy, 120)
+
+
+@problem("stale-running-stats", "1", "4", also=("learning-rate-too-high", "exploding-gradient", "nonfinite-loss"))
+def norms_left_in_evaluation(broken):
+    """The norms alone are put into evaluation mode, before they have seen anything."""
+
+    def step(setup, batch):
+        setup.model.train()
+        for part in setup.model if broken else ():
+            if isinstance(part, nn.BatchNorm1d):
+                part.eval()
+        setup.optimizer.zero_grad()
+        loss = cross_entropy(setup.model, batch)
+        loss.backward()
+        setup.optimizer.step()
+        return loss
+
+    net = normed(depth=2)
+    x, y = digits(scaled=False)
+    return Setup(net, SGD(net.parameters(), 0.5), passes(30 * x, y, 32), cross_entropy, 80, step=step)
+
+
+@problem("train-eval-gap", "data")
+def sorted_by_class(broken):
+    x, y = table("wine")
+    order = torch.argsort(y, stable=True) if broken else torch.arange(len(y))
+    net = normed(ends=(13, 3), width=24)
+    data = [(x[i], y[i]) for i in order.split(16)]
+    return Setup(net, SGD(net.parameters(), 0.05), lambda: data, cross_entropy, 150)
+
+
+@problem("train-eval-gap", "1", "4")
+def momentum_of_one(broken):
+    net = normed(functools.partial(nn.BatchNorm1d, momentum=1.0 if broken else 0.05))
+    return classify(net, SGD(net.parameters(), 0.05), 500, size=8)
+
+
+@problem("train-eval-gap", "2", "6")
+def dropout_before_norms(broken):
+    """A third of bright pixels is dropped in front of each norm, or in front of the last layer."""
+
+    def drop(early):
+        return nn.Dropout(0.35) if early is broken else nn.Identity()
+
+    net = nn.Sequential(
+        nn.Flatten(), drop(True), nn.BatchNorm1d(64), nn.Linear(64, 96), nn.ReLU(),
+        drop(True), nn.BatchNorm1d(96), nn.Linear(96, 96), nn.ReLU(), drop(False), nn.Linear(96, 10),
+    )  # fmt: skip
+    x, y = digits()
+    return Setup(net, SGD(net.parameters(), 0.05), passes(x + 4, y, 32), cross_entropy, 250)
+
+
+class Reader(nn.Module):
+    """Convolutions along sequences of varying length, filled up with zeros, and the mean over the real positions."""
+
+    def __init__(self, masked):
+        super().__init__()
+        self.first, self.second = nn.Conv1d(4, 24, 3, padding=1), nn.Conv1d(24, 24, 3, padding=1)
+        self.norm, self.masked = MaskedBatchNorm1d(24) if masked else nn.BatchNorm1d(24), masked
+        self.head = nn.Linear(24, 4)
+
+    def forward(self, x):
+        real = (x != 0).any(1)
+        h = self.norm(self.first(x), *[real] * self.masked)
+        h = self.second(torch.relu(h)) * real[:, None]
+        return self.head(h.sum(2) / real.sum(1, keepdim=True))
+
+
+@problem("padding-in-batch-stats", "norm", also=("train-eval-gap",))
+def padded_sequences(broken):
+    """Which of four patterns a sequence holds; lengths from 4 to 60, far from zero."""
+    count, length = 512, 60
+    y = torch.randint(4, (count,))
+    pattern = torch.randn(4, 4, 1)
+    x = 3 + pattern[y] * 0.4 + 0.5 * torch.randn(count, 4, length)
+    lengths = torch.where(torch.rand(count) < 0.8, torch.randint(4, 10, (count,)), length)
+    x[(torch.arange(length) >= lengths[:, None])[:, None].expand_as(x)] = 0
+    net = Reader(masked=not broken)
+    return Setup(net, SGD(net.parameters(), 0.05), passes(x, y, 32), cross_entropy, 100)
+
+
+@healthy
+def frozen_norms_that_fit():
+    """Fine-tuning with norms in evaluation mode, on the data they know."""
+    net = pretrained(normed())
+
+    def step(setup, batch):
+        setup.model.train()
+        for part in setup.model:
+            if isinstance(part, nn.BatchNorm1d):
+                part.eval()
+        setup.optimizer.zero_grad()
+        loss = cross_entropy(setup.model, batch)
+        loss.backward()
+        setup.optimizer.step()
+        return loss
+
+    return classify(net, SGD(net.parameters(), 0.01), step=step)
+
+
+@healthy
+def mild_dropout_before_norms():
+    net = nn.Sequential(
+        nn.Linear(64, 64),
+        nn.ReLU(),
+        nn.Dropout(0.1),
+        nn.Linear(64, 64),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+    return classify(net, SGD(net.parameters(), 0.1), 150, size=32)
+
+
+@healthy
+def images_with_empty_borders():
+    """A wide black border is the same in every image, and is data."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(6),
+        nn.Flatten(),
+        nn.Linear(288, 10),
+    )
+    x, y = digits()
+    x = F.pad(x.view(-1, 1, 8, 8) - x.min(), (5, 5, 5, 5))
+    return Setup(net, SGD(net.parameters(), 0.1), passes(x, y, 32), cross_entropy, 120)
+
+
+@healthy
+def norms_on_batches_of_six():
+    net = normed()
+    return classify(net, SGD(net.parameters(), 0.02), 500, size=6)

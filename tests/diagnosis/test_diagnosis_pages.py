@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab.diagnosis import first_step, flow, fresh, view
+from trimtab.diagnosis import batch_norms, batches_alike, evaluation, first_step, flow, fresh, view
 from trimtab.diagnosis.rules import (
     clipping_dominates,
     dead_units,
@@ -16,9 +16,13 @@ from trimtab.diagnosis.rules import (
     learning_rate_too_low,
     missing_zero_grad,
     nonfinite_loss,
+    padding_in_batch_stats,
     saturated_units,
     signal_collapse,
+    small_batch_batchnorm,
+    stale_running_stats,
     symmetric_init,
+    train_eval_gap,
     unscaled_inputs,
     unscaled_targets,
     vanishing_gradient,
@@ -82,6 +86,11 @@ NUMBERS = [
     ("missing-zero-grad", before("at least", missing_zero_grad.ENOUGH)),
     ("nonfinite-loss", power(nonfinite_loss.OVERFLOW)),
     ("nonfinite-loss", percent(nonfinite_loss.MANY)),
+    ("padding-in-batch-stats", percent(padding_in_batch_stats.SHARE)),
+    ("padding-in-batch-stats", before("standard deviations", padding_in_batch_stats.OFFSET)),
+    ("padding-in-batch-stats", before("times", padding_in_batch_stats.SPREAD)),
+    ("padding-in-batch-stats", before("standard deviations", padding_in_batch_stats.LARGE_OFFSET)),
+    ("padding-in-batch-stats", before("times", padding_in_batch_stats.LARGE_SPREAD)),
     ("saturated-units", plain(saturated_units.SHARE)),
     ("saturated-units", before("steps", saturated_units.EARLY)),
     ("saturated-units", f"q = {saturated_units.EXPECTED_AT:g}"),
@@ -93,7 +102,29 @@ NUMBERS = [
     ("signal-collapse", after("under", signal_collapse.FLAT)),
     ("signal-collapse", before("looks", signal_collapse.ENOUGH)),
     ("signal-collapse", after("step", signal_collapse.SETTLED)),
+    ("small-batch-batchnorm", before("values", small_batch_batchnorm.FEW)),
+    ("small-batch-batchnorm", before("values", small_batch_batchnorm.HARDLY)),
+    ("small-batch-batchnorm", before("values or before training", small_batch_batchnorm.PAIR)),
+    ("small-batch-batchnorm", percent(view.GAP)),
+    ("small-batch-batchnorm", before("times", view.TIMES)),
+    ("stale-running-stats", before("standard deviations", stale_running_stats.OFFSET)),
+    ("stale-running-stats", before("times", stale_running_stats.STRETCH)),
+    ("stale-running-stats", percent(stale_running_stats.LEFT)),
+    ("stale-running-stats", before("looks", batch_norms.LATEST)),
+    ("stale-running-stats", before("training batches", evaluation.BATCHES)),
+    ("stale-running-stats", percent(view.GAP)),
+    ("stale-running-stats", before("times", view.TIMES)),
     ("symmetric-init", after("step", symmetric_init.SETTLED)),
+    ("train-eval-gap", before("times that of shuffled", batches_alike.ALIKE)),
+    ("train-eval-gap", before("batches", batches_alike.LOOKS)),
+    ("train-eval-gap", after("at least", train_eval_gap.FORGETS)),
+    ("train-eval-gap", after("more than", train_eval_gap.JITTER)),
+    ("train-eval-gap", before("times as large", train_eval_gap.SHIFT)),
+    ("train-eval-gap", after("from", train_eval_gap.LARGE_SHIFT) + " times on"),
+    ("train-eval-gap", percent(view.GAP)),
+    ("train-eval-gap", percent(train_eval_gap.UNEXPLAINED)),
+    ("train-eval-gap", before("times what", view.TIMES)),
+    ("train-eval-gap", before("training batches", evaluation.BATCHES)),
     ("unscaled-inputs", before("times", unscaled_inputs.SPREAD)),
     ("unscaled-inputs", after("of size", unscaled_inputs.SIZE)),
     ("unscaled-inputs", before("spreads", unscaled_inputs.OFFSET)),
@@ -193,6 +224,31 @@ def test_signal_collapse_quotes_the_theory():
         q = (q / 3 if i == 0 else q / 6) + 1 / 3000
         found.append(q)
     assert found == pytest.approx([0.334, 0.0559, 0.0097, 0.0019, 0.0007], abs=6e-5 + 3e-4)
+
+
+def test_small_batch_quotes_the_theory():
+    from scipy.special import polygamma
+
+    for values, scatter in [(2, "4.9"), (4, "0.93"), (32, "0.067")]:
+        quoted("small-batch-batchnorm", f"{scatter} at m = {values}")
+        assert polygamma(1, (values - 1) / 2) == pytest.approx(float(scatter), rel=0.01)
+
+
+def test_train_eval_gap_quotes_the_theory():
+    quoted("train-eval-gap", "0.05 at 0.1", "0.98 at 0.99", "5.25 times the variance")
+    assert pytest.approx(0.05, abs=0.005) == 0.1 / 1.9
+    assert pytest.approx(0.98, abs=0.001) == 0.99 / 1.01
+    assert 1 + 0.2 / 0.8 * (1 + 4**2) == 5.25
+
+
+def test_stale_statistics_quote_the_theory():
+    quoted("stale-running-stats", "0.976 at a = 0.0003, t = 80")
+    assert pytest.approx(0.976, abs=5e-4) == (1 - 0.0003) ** 80
+
+
+def test_padding_quotes_the_theory():
+    quoted("padding-in-batch-stats", "one standard deviation", "1.5 v")
+    assert (0.5 * 2, 0.5 + 0.25 * 2**2) == (1.0, 1.5)
 
 
 def test_double_softmax_quotes_its_floors():

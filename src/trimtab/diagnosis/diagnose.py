@@ -9,6 +9,7 @@ import numpy as np
 
 from trimtab._setup import Setup
 from trimtab.diagnosis.causes import explain
+from trimtab.diagnosis.evaluation import losses_by_mode
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.kinship import strangers
 from trimtab.diagnosis.rules import RULES
@@ -124,6 +125,8 @@ def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int]
         for done, _ in enumerate(setup.train(on_batch=recorder.batch), start=1):
             if progress is not None:
                 progress(done, setup.steps)
+        recorder.close(how)
+        target.facts({"evaluation": losses_by_mode(setup)})
     except BaseException as error:
         how = f"{type(error).__name__}: {error}"
         raise

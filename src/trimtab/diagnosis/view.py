@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trimtab.diagnosis.batch_norms import BatchNorm, batch_norms
 from trimtab.diagnosis.layers import Layer, layers, links_of, module_of
 from trimtab.diagnosis.progress import Progress, progress
 from trimtab.recording import Kind, Record, Series, Site, Units, split_call
@@ -34,6 +35,13 @@ LEARNED = 0.5
 """Share of the first loss (or of what a constant answer gets) that must be gone before a run counts as one that learns."""
 
 
+GAP = 0.1
+"""Share of the first loss (or of what a constant answer gets) by which a loss in evaluation mode is worth a word."""
+
+TIMES = 1.2
+"""And how many times the loss it could have."""
+
+
 class View:
     """What the rules ask of a record.
 
@@ -53,6 +61,35 @@ class View:
     def progress(self) -> Progress:
         """How the loss went."""
         return progress(self.record, self.constant_answer)
+
+    @cached_property
+    def batch_norms(self) -> list[BatchNorm]:
+        """The batch normalizations of every active model in forward order."""
+        return batch_norms(self.record)
+
+    @property
+    def evaluation(self) -> dict[str, float]:
+        """Losses of the trained setup by mode (`diagnosis.evaluation`); empty for a run that was watched only."""
+        found: dict[str, float] = self.record.facts.get("evaluation") or {}
+        return found
+
+    @cached_property
+    def evaluates_worse(self) -> bool:
+        """Whether running statistics cost the trained setup a good part of what it has learned."""
+        losses = self.evaluation
+        if not losses:
+            return False
+        best = min(losses["train"], losses["recalibrated"])
+        lost = losses["evaluation"] - best
+        return not lost <= GAP * abs(self.progress.baseline) and not losses["evaluation"] <= TIMES * best
+
+    @cached_property
+    def healed(self) -> bool:
+        """Whether running statistics computed anew mend most of that."""
+        losses = self.evaluation
+        return self.evaluates_worse and losses["evaluation"] - losses["recalibrated"] > 0.5 * (
+            losses["evaluation"] - min(losses["train"], losses["recalibrated"])
+        )
 
     @property
     def constant_answer(self) -> float:

@@ -1,7 +1,8 @@
 """What is looked at more closely at a few steps: units, links between modules, input channels, the making of the loss."""
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ LAST_NORMS = (nn.LayerNorm, nn.RMSNorm)
 """Norms over the last axis; classes made from them may permute their input (LayerNorm2d of ConvNeXt)."""
 
 MAX_CHANNELS = 4096
+
+Ungraded: TypeAlias = tuple["weakref.ref[Tensor]", str]
+"""An output that no autograd operation has made, and its module."""
 
 RANGES = {"Tanh": (-1.0, 1.0), "Sigmoid": (0.0, 1.0), "Softsign": (-1.0, 1.0)}
 """Output range of bounded activations, by class or operation."""
@@ -91,7 +95,9 @@ def units(module: nn.Module, output: Tensor, axis: int | None) -> Tensor | None:
     return unit_summary(output.detach(), axis, *(low_high or ()))
 
 
-def link(module: nn.Module, args: tuple[Any, ...], output: Tensor, origins: dict[int, str]) -> dict[str, Any]:
+def link(
+    module: nn.Module, args: tuple[Any, ...], output: Tensor, origins: dict[int, str], ungraded: dict[int, Ungraded]
+) -> dict[str, Any]:
     """Where a module's input comes from: the operations on the way and the modules whose outputs they start from.
 
     For a container it is where its output comes from: the last of its parts and what it does with them.
@@ -101,9 +107,10 @@ def link(module: nn.Module, args: tuple[Any, ...], output: Tensor, origins: dict
         args: What it was called with.
         output: Its first output.
         origins: Module by the sequence number of its output's operation.
+        ungraded: Module by the identity of its output, where that has no operation: what comes before the first parameter.
 
     Returns:
-        "operations" and "sources" (nearest first), and the shapes "input" and "output".
+        "operations" and "sources" (nearest first), the shapes "input" and "output", and the mode "training" of the module.
     """
     inputs = measurable(args, 3)
     operations: list[str] = []
@@ -115,9 +122,18 @@ def link(module: nn.Module, args: tuple[Any, ...], output: Tensor, origins: dict
         start = next((parent for parent, _ in start.next_functions if parent is not None), None)
     if start is not None:
         operations, sources = trace_back(start, origins)
+    elif inputs and (made := ungraded.get(id(inputs[0]))) is not None and made[0]() is inputs[0]:
+        sources = [made[1]]
     own = operation(output.grad_fn) if output.grad_fn is not None else ""
     shape = list(inputs[0].shape) if inputs else None
-    return {"operations": operations, "sources": sources, "own": own, "input": shape, "output": list(output.shape)}
+    return {
+        "operations": operations,
+        "sources": sources,
+        "own": own,
+        "input": shape,
+        "output": list(output.shape),
+        "training": module.training,
+    }
 
 
 def functional_activation(

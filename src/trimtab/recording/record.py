@@ -14,14 +14,25 @@ from trimtab.errors import RecordError
 from trimtab.recording.store import APPLICATION_ID, FORMAT, Store, from_disk
 
 Kind: TypeAlias = Literal[
-    "input", "target", "output", "gradient", "parameter", "raw-gradient", "parameter-gradient", "update"
+    "input",
+    "target",
+    "output",
+    "gradient",
+    "parameter",
+    "raw-gradient",
+    "parameter-gradient",
+    "update",
+    "batch-statistics",
+    "running-statistics",
 ]
 """What is measured at a site.
 
 - "input", "target": what the training step was fed with;
 - "output": a module's output; "gradient": the gradient of the loss at that output;
 - "parameter"; "raw-gradient": its gradient at the end of the backward pass; "parameter-gradient": the gradient the optimizer
-  used; "update": what the optimizer's step added to the parameter.
+  used; "update": what the optimizer's step added to the parameter;
+- "batch-statistics": what a batch normalization was given by its first call of a step; "running-statistics": its buffers when that
+  step began. Per channel only (`Record.channels`), at the steps that are looked at in detail.
 """
 
 COLUMNS = ("count", "mean", "std", "abs_mean", "abs_max", "zeros", "nonfinite")

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab import _torch
 from trimtab.errors import UsageError
-from trimtab.recording import clock, details
+from trimtab.recording import batch_statistics, clock, details
 from trimtab.recording.clearing import Clearing
 from trimtab.recording.fed import Fed
 from trimtab.recording.graph import loss_facts, loss_scale
@@ -35,7 +35,7 @@ from trimtab.recording.schedule import Schedule
 from trimtab.recording.sites import CallTable, SiteTable, call_name
 from trimtab.recording.store import Store
 from trimtab.recording.taps import Entry, Tap, gradient_hook
-from trimtab.recording.walk import measurable
+from trimtab.recording.walk import measurable, tensors
 from trimtab.recording.watched import WatchedModel
 from trimtab.recording.window import Window
 from trimtab.stats import Tape, warm_up
@@ -105,6 +105,7 @@ class Recorder:
         self._parameters = ParameterReader(self.models, self._sites, self._tape)
         self._clearing = Clearing()
         self._origins: dict[int, str] = {}
+        self._ungraded: dict[int, details.Ungraded] = {}
         self._calls = CallTable()
         self._handles: list[Any] = []
         self._leaf_handles: list[Any] = []
@@ -301,6 +302,7 @@ class Recorder:
         self._last = None
         take_hooks_off((), self._leaf_handles)
         self._origins.clear()
+        self._ungraded.clear()
         self._owner = None
         self._parameters.forget()
         self._journal.step_ended(window)
@@ -353,6 +355,8 @@ class Recorder:
         if not entry.name:
             watched.only_root_enters()
             watched.attach_entries()
+        if window.detail and watched.index not in window.kept:
+            window.kept[watched.index] = dict(batch_statistics.running_statistics(watched))
         self._read_inputs(watched, entry.name, args, kwargs)
 
     def _step_aside(self, called: WatchedModel, name: str, module: nn.Module) -> None:
@@ -402,6 +406,9 @@ class Recorder:
 
     def _read_inputs(self, watched: WatchedModel, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._fed.add((args, kwargs))
+        first = next(tensors((args, kwargs)), None)
+        if first is not None and first.ndim and not self._window.batch:
+            self._window.batch = first.shape[0]
         prefix = f"{part}:" if part else ""
         named = [(f"{prefix}input[{i}]", value) for i, value in enumerate(args)]
         named += [(f"{prefix}{name}", value) for name, value in kwargs.items()]
@@ -465,7 +472,7 @@ class Recorder:
         module = tap.module()
         if module is None:
             return
-        link = details.link(module, args, output, self._origins)
+        link = details.link(module, args, output, self._origins, self._ungraded)
         name = f"{tap.model}:{tap.name}"
         apart = details.tells_calls_apart(module)
         call = self._calls.number(name, link["operations"], link["sources"]) if apart else 1
@@ -478,9 +485,28 @@ class Recorder:
         if functional is not None:
             window.units.append((self._scope, self._sites.index(tap.model, tap.name, "input"), call, functional))
         key = call_name(name, call)
-        window.links.setdefault(key, link)
+        if key not in window.links:
+            window.links[key] = link
+            if call == 1 and batch_statistics.is_batch_norm(module):
+                self._look_at_batch(tap, args, link)
         if output.grad_fn is not None:
             self._origins.setdefault(_torch.sequence_number(output.grad_fn), key)
+        else:
+            self._ungraded[id(output)] = (weakref.ref(output), key)
+
+    def _look_at_batch(self, tap: Tap, args: tuple[Any, ...], link: dict[str, Any]) -> None:
+        """What a batch normalization was given, beside what it had kept when the step began."""
+        given = batch_statistics.given_to(args)
+        rows = None if given is None else batch_statistics.batch_statistics(given)
+        if given is None or rows is None:
+            return
+        window, model = self._window, tap.model
+        window.channels.append((self._scope, self._sites.index(model, tap.name, "batch-statistics"), rows))
+        kept = window.kept.get(model, {}).get(tap.name)
+        if kept is not None:
+            window.channels.append((self._scope, self._sites.index(model, tap.name, "running-statistics"), kept))
+        link["samples"] = window.batch
+        link["padding"] = batch_statistics.padding(given, window.batch)
 
     # ------------------------------------------------------------------------------------------------ backward
 

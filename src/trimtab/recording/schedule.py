@@ -1,11 +1,12 @@
 """Which training steps are recorded in full."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 FIRST = 10
 SOON = 100
 CLOSELY = 8
-DETAILS = frozenset(round(2 ** (k / 2)) for k in range(6, 48))
+DETAILS = sorted({round(2 ** (k / 2)) for k in range(6, 48)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,14 @@ class Schedule:
     def details(self, step: int) -> bool:
         """Whether units and links are looked at as well: the first eight steps, then at powers of the root of two.
 
-        Even and odd steps alike, so that optimizers that take turns are all seen.
+        Even and odd steps alike, so that optimizers that take turns are all seen. Where a power of the root of two is not
+        recorded, the next recorded step stands for it.
 
         Args:
-            step: Number of the step, from 0.
+            step: Number of a recorded step, from 0.
 
         Returns:
             True where they are.
         """
-        return step < CLOSELY or step in DETAILS or step % 5000 == 0
+        passed = bisect_right(DETAILS, step) - bisect_right(DETAILS, step - (self.every or 1))
+        return step < CLOSELY or passed > 0 or step % 5000 == 0

@@ -39,6 +39,8 @@ class Window:
         rates: Learning rates of an optimizer's groups as its step used them, by its index.
         units: Scope, site, number of the module's call and unit summary on its device.
         channels: Scope, site and channel rows on their device.
+        batch: Samples of the batch: the first axis of the first tensor that a root was called with.
+        kept: Running statistics of batch normalizations when the step began, by model and name.
         details: Key and value of what was looked at in detail.
         links: Where each module's input comes from, by "model:name" and call (`call_name`), in the order in which they ran.
         losses: What each backward pass started from, a loss scale divided out.
@@ -67,6 +69,8 @@ class Window:
     rates: dict[int, list[float | Tensor]] = field(default_factory=dict)
     units: list[tuple[int, int, int, Tensor]] = field(default_factory=list)
     channels: list[tuple[int, int, Tensor]] = field(default_factory=list)
+    batch: int = 0
+    kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     details: dict[str, object] = field(default_factory=dict)
     links: dict[str, dict[str, Any]] = field(default_factory=dict)
     losses: list[Tensor | float] = field(default_factory=list)
