@@ -116,6 +116,9 @@ def test_pain_04_a_group_of_one_value_is_erased_without_an_error(norm):
     assert erased or only_sign
     (fact,) = amiss(nn.Sequential(norm), "elements-per-statistic", example=x)
     assert fact.value == 1
+    for groups in (2, 3, 4, 6):  # of 6, 4, 3 and 2 values
+        found = amiss(nn.Sequential(nn.GroupNorm(groups, 12)), "elements-per-statistic", example=torch.randn(8, 12))
+        assert [fact.value for fact in found] == ([12 // groups] if 12 // groups < 4 else [])
 
 
 def test_pain_05_momentum_of_keras_is_one_minus_that_of_torch():
@@ -175,6 +178,10 @@ def test_pain_08_checkpointing_updates_twice(use_reentrant):
     assert (fact.module, fact.value, fact.expected) == ("body.1", 6, "3")
     assert momentum_for_updates(0.1, 2) == pytest.approx(0.0513, abs=5e-5)
     assert "0.05132" in fact.text
+    model = Net()
+    model.body[1] = layers.CheckpointedBatchNorm1d(6)
+    model(torch.randn(16, 6)).square().mean().backward()
+    assert model.body[1].num_batches_tracked == 1
 
 
 def test_pain_09_extra_forwards_in_training_mode_move_the_buffers():
@@ -337,6 +344,8 @@ def test_pain_16_the_buffers_decide_and_not_the_flag():
     assert [fact.module for fact in facts] == ["1", "4"]
     assert "the buffers decide, not the flag" in facts[0].text
     without = net(track_running_stats=False).eval()
+    with pytest.raises(ValueError, match="when training"):  # of PyTorch, in evaluation
+        without(x[:1])
     assert not torch.allclose(without(x[:4]), without(x)[:4])
     told = [f for f in audit(without, everything=True) if f.code == "effective-mode"]
     assert all("in evaluation by the batch" in fact.text for fact in told)
@@ -421,6 +430,12 @@ def test_pain_20_eps_that_half_precision_cannot_hold():
     assert torch.equal(F.layer_norm(zeros, (8,), eps=1e-12), zeros)  # computed in float32
     assert F.batch_norm(zeros, None, None, training=True, eps=1e-12).isnan().all()
     assert F.normalize(zeros, eps=1e-12).isnan().all()
+    for computed in (  # in float32, as all of ours
+        functional.batch_norm(zeros, None, None, training=True, eps=1e-12),
+        functional.group_norm(zeros, 2, eps=1e-12),
+        functional.rms_norm(zeros, 8, eps=1e-12),
+    ):
+        assert torch.equal(computed, zeros)
     model = net(eps=1e-12).half()
     assert [fact.module for fact in amiss(model, "eps-and-dtype")] == ["1", "4"]
     for task in ("text-encoder", "language-model", "tabular"):
