@@ -29,6 +29,7 @@ from trimtab.norms.transformer import TransformerLayer
 TOP_PAD = "MALLOC_TOP_PAD_", str(2**28)
 NO_NUMBA = "TRIMTAB_NO_NUMBA"
 IMAGES, SEQUENCES, TOKENS, SQUARE = (64, 64, 56, 56), (32, 768, 512), (32, 512, 768), (4096, 4096)
+SMALL = (64, 32)  # all that a layer costs there is fixed
 
 
 @dataclass
@@ -62,6 +63,8 @@ def cases() -> list[Case]:
             found.append(Case(f"{name}{kind}", shape, ours, native, {}))
         mask = padded(shape[0], torch.Size(shape[2:]).numel()).view(shape[0], *shape[2:])
         found += [Case(f"{name}{kind}, mask", shape, ours, native, {"mask": mask}, numba) for numba in (True, False)]
+    for name in ("GhostBatchNorm1d", "BatchRenorm1d", "CheckpointedBatchNorm1d"):
+        found.append(Case(name, SMALL, partial(getattr(layers, name), 32), partial(nn.BatchNorm1d, 32), {}))
     found += [
         Case("WSConv2d(64, 64, 3)", IMAGES, partial(layers.WSConv2d, 64, 64, 3), partial(nn.Conv2d, 64, 64, 3), {}),
         Case("WSConv2d(64, 64, 1)", IMAGES, partial(layers.WSConv2d, 64, 64, 1), partial(nn.Conv2d, 64, 64, 1), {}),

@@ -1,19 +1,23 @@
-"""What users of normalization report, each with the right behaviour; numbers 13 (averaged spectral vectors) is elsewhere.
+"""What users of normalization report, each with the right behaviour.
 
-The numbers follow the list of reports in the project's notes; each test names the reports in its docstring.
+The numbers follow the list of 25 reports in the project's notes; each test is named after one, and names the threads in its docstring.
 """
 
 import copy
 import multiprocessing
+import re
 import socket
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, update_bn
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
+from trimtab.norms import functional, layers
 from trimtab.norms._groups import group_count
 from trimtab.norms._model_error import ModelError
 from trimtab.norms.auditing import audit, momentum_for_updates
@@ -64,6 +68,11 @@ def test_pain_02_the_running_variance_is_unbiased_and_training_divides_by_the_bi
         assert bool(amiss(norm, "elements-per-statistic", example=x)) is (n <= 8)
 
 
+def test_the_list_is_complete():
+    numbers = {int(found[1]) for name in globals() if (found := re.match(r"test_pain_(\d\d)_", name))}
+    assert numbers == set(range(1, 26))
+
+
 def test_pain_03_one_value_per_channel_raises_and_two_are_plus_and_minus_one():
     """mmsegmentation#272, scvi-tools#2314, pytorch-semseg#214."""
     model = net()
@@ -78,6 +87,24 @@ def test_pain_03_one_value_per_channel_raises_and_two_are_plus_and_minus_one():
     assert "+1 and -1" in amiss(model, "elements-per-statistic", example=torch.randn(2, 6))[0].text
 
 
+def test_pain_03_the_last_batch_of_a_loader_is_the_one():
+    """mmsegmentation#272: 33 rows in batches of 16 leave one row, len(dataset) % batch_size == 1."""
+    data, model = TensorDataset(torch.randn(33, 6) * 3 + 1), net()
+
+    def found(loader):
+        return [len(amiss(model, "elements-per-statistic", example=x)) for (x,) in loader]
+
+    loader = DataLoader(data, batch_size=16)
+    assert found(loader) == [0, 0, 2]
+    assert found(DataLoader(data, batch_size=16, drop_last=True)) == [0, 0]  # the repair that the fact names
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        update_bn(loader, copy.deepcopy(model))  # stops at the last batch, with the statistics half done
+    (first, _) = recalibrate(model, loader).layers
+    assert (first.count, first.batches) == (33, 3)  # a row counts as a row
+    h = model[0](data.tensors[0])
+    torch.testing.assert_close(model[1].running_var, h.var(0), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("norm", [nn.GroupNorm(4, 4), nn.LayerNorm(1), nn.RMSNorm(1)])
 def test_pain_04_a_group_of_one_value_is_erased_without_an_error(norm):
     """opacus#567."""
@@ -89,6 +116,9 @@ def test_pain_04_a_group_of_one_value_is_erased_without_an_error(norm):
     assert erased or only_sign
     (fact,) = amiss(nn.Sequential(norm), "elements-per-statistic", example=x)
     assert fact.value == 1
+    for groups in (2, 3, 4, 6):  # of 6, 4, 3 and 2 values
+        found = amiss(nn.Sequential(nn.GroupNorm(groups, 12)), "elements-per-statistic", example=torch.randn(8, 12))
+        assert [fact.value for fact in found] == ([12 // groups] if 12 // groups < 4 else [])
 
 
 def test_pain_05_momentum_of_keras_is_one_minus_that_of_torch():
@@ -148,6 +178,10 @@ def test_pain_08_checkpointing_updates_twice(use_reentrant):
     assert (fact.module, fact.value, fact.expected) == ("body.1", 6, "3")
     assert momentum_for_updates(0.1, 2) == pytest.approx(0.0513, abs=5e-5)
     assert "0.05132" in fact.text
+    model = Net()
+    model.body[1] = layers.CheckpointedBatchNorm1d(6)
+    model(torch.randn(16, 6)).square().mean().backward()
+    assert model.body[1].num_batches_tracked == 1
 
 
 def test_pain_09_extra_forwards_in_training_mode_move_the_buffers():
@@ -241,6 +275,31 @@ def test_pain_12_averaged_weights_carry_statistics_of_other_weights():
     torch.testing.assert_close(h.mean(0), averaged.module[1].bias, rtol=0, atol=1e-5)
 
 
+def test_pain_13_averaged_vectors_of_spectral_norm_are_too_short():
+    """miles-credit#394: an average over steps takes u and v along, shortens them, and with them sigma; the weight grows."""
+    model = spectral_norm(nn.Linear(20, 20, bias=False))
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    for _ in range(100):
+        nn.init.normal_(model.parametrizations.weight.original)
+        model(torch.randn(2, 20))  # moves u and v
+        averaged.update_parameters(model)
+    held = averaged.module.eval().parametrizations.weight
+    u, v, weight = held[0]._u, held[0]._v, held.original.detach()
+    assert u.norm() < 0.7
+    assert v.norm() < 0.7
+    assert torch.linalg.matrix_norm(averaged.module.weight.detach(), 2) > 2  # and should be 1
+
+    bare, u, v = functional.spectral_norm(weight, u, v, n_power_iterations=200)
+    assert u.norm().item() == pytest.approx(1, abs=1e-6)
+    assert v.norm().item() == pytest.approx(1, abs=1e-6)
+    assert torch.linalg.matrix_norm(bare, 2).item() == pytest.approx(1, abs=1e-4)
+    fresh = functional.spectral_state(weight, n_power_iterations=200)  # or leave the vectors out of the average
+    assert [one.norm().item() for one in fresh] == [pytest.approx(1, abs=1e-6)] * 2
+    torch.testing.assert_close(
+        functional.spectral_norm(weight, *fresh, n_power_iterations=0)[0], bare, rtol=0, atol=1e-4
+    )
+
+
 def test_pain_14_update_bn_weighs_batches_equally():
     """timgaripov/swa#10, pytorch#31498, pycls#93."""
     batches = [torch.randn(100, 3, dtype=torch.float64) * 0.1, torch.randn(2, 3, dtype=torch.float64) * 0.1 + 10]
@@ -285,6 +344,8 @@ def test_pain_16_the_buffers_decide_and_not_the_flag():
     assert [fact.module for fact in facts] == ["1", "4"]
     assert "the buffers decide, not the flag" in facts[0].text
     without = net(track_running_stats=False).eval()
+    with pytest.raises(ValueError, match="when training"):  # of PyTorch, in evaluation
+        without(x[:1])
     assert not torch.allclose(without(x[:4]), without(x)[:4])
     told = [f for f in audit(without, everything=True) if f.code == "effective-mode"]
     assert all("in evaluation by the batch" in fact.text for fact in told)
@@ -369,6 +430,12 @@ def test_pain_20_eps_that_half_precision_cannot_hold():
     assert torch.equal(F.layer_norm(zeros, (8,), eps=1e-12), zeros)  # computed in float32
     assert F.batch_norm(zeros, None, None, training=True, eps=1e-12).isnan().all()
     assert F.normalize(zeros, eps=1e-12).isnan().all()
+    for computed in (  # in float32, as all of ours
+        functional.batch_norm(zeros, None, None, training=True, eps=1e-12),
+        functional.group_norm(zeros, 2, eps=1e-12),
+        functional.rms_norm(zeros, 8, eps=1e-12),
+    ):
+        assert torch.equal(computed, zeros)
     model = net(eps=1e-12).half()
     assert [fact.module for fact in amiss(model, "eps-and-dtype")] == ["1", "4"]
     for task in ("text-encoder", "language-model", "tabular"):
@@ -437,6 +504,26 @@ def test_pain_23_padding_enters_the_statistics():
         assert recommend(task, batch_size=64, padded=True).layer == "LayerNorm"
 
 
+def test_pain_23_a_mask_keeps_padding_out_of_the_statistics():
+    """pytorch#70529, pytorch#81985: half of the batch is padding, which halves the mean and inflates the variance."""
+    lengths = torch.tensor([10, 3, 5, 2])
+    mask = torch.arange(10) < lengths[:, None]
+    x = (torch.randn(4, 6, 10) * 0.8 + 2) * mask[:, None]
+    real = x.transpose(1, 2)[mask]  # (20, 6)
+    plain, masked = nn.BatchNorm1d(6, momentum=1.0), layers.MaskedBatchNorm1d(6, momentum=1.0)
+    assert masked.load_state_dict(plain.state_dict())
+    plain(x)
+    y = masked(x, mask)
+    assert plain.running_mean.mean().item() == pytest.approx(real.mean().item() / 2, rel=1e-4)
+    assert (plain.running_var > 1.3 * real.var(0)).all()
+    torch.testing.assert_close(masked.running_mean, real.mean(0))
+    torch.testing.assert_close(masked.running_var, real.var(0))
+    torch.testing.assert_close(y.transpose(1, 2)[mask], nn.BatchNorm1d(6)(real))
+    assert not y.transpose(1, 2)[~mask].any()
+    more = F.pad(x, (0, 30))  # more padding changes nothing
+    torch.testing.assert_close(masked.train()(more, F.pad(mask, (0, 30)))[..., :10], y)
+
+
 def test_pain_24_weight_decay_on_norm_parameters():
     """transformers#4832, bert#289, yolov5#4104."""
     model = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Linear(16, 3))
@@ -459,6 +546,11 @@ def test_pain_25_real_and_generated_samples_in_batches_of_their_own():
     assert layer.gap > 0.3  # two modes: most of the variance lies between the batches
     mixed = [torch.cat([real[:32], generated[:32]]), torch.cat([real[32:], generated[32:]])]
     assert recalibrate(critic, mixed).layers[0].gap < 0.1
+    sampled = [copy.deepcopy(critic) for _ in range(2)]
+    for model, batches in zip(sampled, ([real], [generated]), strict=True):
+        recalibrate(model, batches)
+    first, second = (model.eval()(generated) for model in sampled)
+    assert (first - second).abs().max() > 0.5  # one net, two outputs: evaluation depends on whose statistics it holds
     for batch_size in (1, 64):
         assert "Batch" not in recommend("gan-critic", batch_size=batch_size, gradient_penalty=True).layer
     assert "Batch" not in recommend("gan-critic", batch_size=64).layer

@@ -198,7 +198,7 @@ class BatchRenorm1d(_BatchRenorm, nn.BatchNorm1d):
     A repair for `small-batch-batchnorm` and `train-eval-gap`.
 
     Constructor and state_dict are those of `torch.nn.BatchNorm1d`. Cost: on the CPU that of PyTorch's layer at 50 MB
-    in float32 and float64, and a fixed tenth of a millisecond or two, which small inputs notice; elsewhere, and under a
+    in float32 and float64, and a fixed 0.3 to 0.4 ms, 3.5 times its time at (64, 32); elsewhere, and under a
     compiler, one more look at the input.
 
     Shapes: x (N, C) or (N, C, L).

@@ -102,7 +102,7 @@ class GhostBatchNorm1d(_GhostBatchNorm, nn.BatchNorm1d):
     keep the noise that it was tuned with. It does not help batches that are small already.
 
     Constructor and state_dict are those of `torch.nn.BatchNorm1d`. Cost: that of PyTorch's layer at 50 MB, and a
-    fixed tenth of a millisecond or two, which small inputs notice; with channels_last memory or unequal ghosts a copy more.
+    fixed 0.3 to 0.4 ms, 3.5 times its time at (64, 32); with channels_last memory or unequal ghosts a copy more.
 
     Shapes: x (N, C) or (N, C, L).
 

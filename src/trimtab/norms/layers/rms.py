@@ -140,13 +140,13 @@ class RMSNorm(nn.RMSNorm):
     closed form dx = r (g - x r² mean(g x)) with g = weight dy and r = 1 / sqrt(mean(x²) + eps). bfloat16 and float16 are
     computed in float32 and rounded once.
 
-    The repair for `norm-placement` and `norm-precision` where a LayerNorm is replaced, and what `convert(to="rms")` puts
-    in.
+    A repair for `norm-placement` and `norm-precision` where a LayerNorm is replaced. `convert(model, "rms_norm")` puts in
+    PyTorch's layer; a model of this one loads its state_dict.
 
     Cost: forward and backward on one core of an x86 CPU in float32 at (32, 512, 768) and (4096, 4096) take 0.12 to 0.21
-    times the time of `torch.nn.RMSNorm` with numba and 0.29 to 0.34 times without (benchmarks/bench_norm_layers.py). numba serves float32 in a process with one
-    torch thread; its kernel is loaded at the first large call. Small inputs, other devices, compiled, exported and traced
-    code use PyTorch's operation.
+    times the time of `torch.nn.RMSNorm` with numba and 0.29 to 0.37 times without (benchmarks/bench_norm_layers.py).
+    numba serves float32 in a process with one torch thread; its kernel is loaded at the first large call. Small inputs,
+    other devices, compiled, exported and traced code use PyTorch's operation.
 
     Shapes: input (*, *normalized_shape), output the same.
 

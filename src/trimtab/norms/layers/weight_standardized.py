@@ -192,8 +192,8 @@ class WSLinear(_Standardized, nn.Linear):
 
     Constructor and state_dict are those of `torch.nn.Linear`.
 
-    Cost: one more pass over the weights in each direction: nothing to speak of for 16,384 rows and 768 features, 1.6 times
-    the time of `torch.nn.Linear` for 64 rows.
+    Cost: one more pass over the weights in each direction: nothing to speak of for 16,384 rows and 768 features, 1.5 to
+    2 times the time of `torch.nn.Linear` for 64 rows.
 
     Args:
         in_features: Size of the last axis of the input, two or more.

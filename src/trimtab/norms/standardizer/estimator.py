@@ -26,8 +26,10 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
     """Standardize features to mean 0 and standard deviation 1: z = (x - mean) / std.
 
     A drop-in for `sklearn.preprocessing.StandardScaler` that also takes tensors and streams of batches, can be merged, and can be
-    folded into a network. Moments are accumulated in float64 about a shift near the data (Chan, Golub and LeVeque 1979), so that
-    neither a large mean nor float32 storage nor the number of parts costs digits. NaN is skipped in fitting and kept in transforming.
+    folded into a network. Deviations from a shift near the data are added up over a few rows in the data's own dtype and in float64
+    from there on, and parts are merged by Chan, Golub and LeVeque (1979), so that neither a large mean nor the number of parts costs
+    digits: variances of float32 data are right to some 1e-9, of float64 data to some 1e-15. NaN is skipped in fitting and kept in
+    transforming.
 
     Accepted by `fit`, `partial_fit`: arrays and data frames (n, d); SciPy sparse matrices, with `with_mean=False`; tensors on any
     device, of shape (n, d), (n,) for one feature, or with more axes and the features on `feature_dim`; a `DataLoader` or an iterator
