@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from trimtab.norms._model_error import ModelError
+from trimtab.errors import NormalizationError
 from trimtab.norms.channel_layers import ChannelLayerNorm
 from trimtab.norms.folding import FixedRank, fold
 from trimtab.norms.folding._wiring import wire
@@ -392,7 +392,7 @@ def test_old_style_weight_norm_is_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         model = trained(nn.utils.weight_norm(nn.Conv2d(3, 4, 1)), nn.BatchNorm2d(4))
-    with pytest.raises(ModelError, match=r"model cannot be copied.*forward pass under torch.no_grad"):
+    with pytest.raises(NormalizationError, match=r"model cannot be copied.*forward pass under torch.no_grad"):
         fold(model)
     with torch.no_grad():
         model(randn(1, 3, 4, 4))
@@ -448,7 +448,7 @@ def test_a_batch_norm_over_another_axis_is_refused_or_guarded():
     assert "3 axes" in reasons(fold(model, randn(4, 6, 5)))
     guarded = fold(model).model
     assert isinstance(guarded[1], FixedRank)
-    with pytest.raises(ModelError, match=r"input has 3 axes.*folded for 2.*with an example"):
+    with pytest.raises(NormalizationError, match=r"input has 3 axes.*folded for 2.*with an example"):
         guarded(randn(4, 6, 5))
     assert "another axis" in reasons(fold(trained(nn.Linear(5, 6), nn.BatchNorm1d(7)), randn(4, 7, 5)))
     assert type(fold(model, randn(4, 5)).model[1]) is nn.Identity
@@ -781,9 +781,9 @@ def test_a_folded_model_can_be_exported_saved_and_trained():
 
 
 def test_wrong_arguments_say_what_was_expected():
-    with pytest.raises(ModelError, match=r"model must be a torch.nn.Module, but it is int"):
+    with pytest.raises(NormalizationError, match=r"model must be a torch.nn.Module, but it is int"):
         fold(3)
-    with pytest.raises(ModelError, match=r"kinds holds 'bn'; known are 'batch_norm', 'affine', 'centring'"):
+    with pytest.raises(NormalizationError, match=r"kinds holds 'bn'; known are 'batch_norm', 'affine', 'centring'"):
         fold(nn.Linear(2, 2), kinds=["bn"])
 
 

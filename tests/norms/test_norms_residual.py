@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trimtab.norms.layers import LayerError
+from trimtab.errors import NormalizationError
 from trimtab.norms.residual import PLACEMENTS, DeepNormScale, Residual, deepnorm_scales
 
 REFERENCE = Path(__file__).parents[1] / "reference"
@@ -220,18 +220,20 @@ def test_growth_law(name):
     ],
 )
 def test_wrong_arguments(arguments, message):
-    with pytest.raises(LayerError, match=message):
+    with pytest.raises(NormalizationError, match=message):
         Residual(nn.Identity(), **arguments)
 
 
 def test_a_branch_must_keep_the_shape():
     with pytest.raises(
-        LayerError, match=r"the branch Linear made \(4, 1\) of \(4, 8\); a residual branch must keep the shape"
+        NormalizationError, match=r"the branch Linear made \(4, 1\) of \(4, 8\); a residual branch must keep the shape"
     ):
         Residual(nn.Linear(8, 1), "scaled", depth=4)(torch.randn(4, 8))
 
 
 @pytest.mark.parametrize(("n", "m"), [(0, 0), (-1, 3), (3, -1)])
 def test_deepnorm_needs_layers(n, m):
-    with pytest.raises(LayerError, match=f"{n} encoder layers and {m} decoder layers; one of the two must be above 0"):
+    with pytest.raises(
+        NormalizationError, match=f"{n} encoder layers and {m} decoder layers; one of the two must be above 0"
+    ):
         deepnorm_scales(n, m)

@@ -17,8 +17,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from trimtab.errors import TrimtabError
-from trimtab.norms.standardizer import Standardizer, StandardizerError
+from trimtab.errors import NormalizationError, TrimtabError
+from trimtab.norms.standardizer import Standardizer
 
 # What scikit-learn's checks need besides scikit-learn; the slow test below has the second.
 LEFT_OUT = ("pandas is not installed", "SCIPY_ARRAY_API is not set")
@@ -234,7 +234,7 @@ def test_wrong_use_says_what_is_expected_and_changes_nothing(call, words):
 def test_own_errors_belong_to_trimtab():
     with pytest.raises(TrimtabError):
         Standardizer().fit(np.array([[np.inf]]))
-    with pytest.raises(StandardizerError, match="every sample_weight is zero"):
+    with pytest.raises(NormalizationError, match="every sample_weight is zero"):
         Standardizer().fit(np.ones((3, 1)), sample_weight=np.zeros(3))
 
 

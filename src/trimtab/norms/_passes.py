@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab._torch import force_eager
-from trimtab.norms._model_error import ModelError
+from trimtab.errors import NormalizationError
 
 Forward: TypeAlias = Callable[[nn.Module, Any], Any]
 Batches: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -25,14 +25,14 @@ def copy_of(model: nn.Module) -> nn.Module:
         The copy.
 
     Raises:
-        ModelError: If it is no module, or something in it cannot be copied.
+        NormalizationError: If it is no module, or something in it cannot be copied.
     """
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model must be a torch.nn.Module, but it is {type(model).__name__}")
+        raise NormalizationError(f"model must be a torch.nn.Module, but it is {type(model).__name__}")
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        raise ModelError(
+        raise NormalizationError(
             f"the model cannot be copied ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); "
             "tensors with a history, such as old-style weight_norm leaves behind, go with a forward pass under torch.no_grad()"
         ) from error
@@ -120,18 +120,18 @@ def fresh_passes(batches: Batches, several: bool) -> Callable[[], Iterable[Any]]
         The function.
 
     Raises:
-        ModelError: If nothing can be iterated over, or several passes are needed over a one-shot iterator.
+        NormalizationError: If nothing can be iterated over, or several passes are needed over a one-shot iterator.
     """
     if not isinstance(batches, Iterable):
         if callable(batches):
             return lambda: map(own, batches())
-        raise ModelError(
+        raise NormalizationError(
             f"batches must be an iterable of batches or a function that returns one, but it is {type(batches).__name__}"
         )
     if isinstance(batches, Tensor):
-        raise ModelError("batches must be an iterable of batches, but it is one tensor; write batches=[tensor]")
+        raise NormalizationError("batches must be an iterable of batches, but it is one tensor; write batches=[tensor]")
     if several and isinstance(batches, Iterator):
-        raise ModelError(
+        raise NormalizationError(
             "batches must give more than one pass, but it is a one-shot iterator; "
             "give the DataLoader, a list or a function that returns a fresh iterator"
         )

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from trimtab.norms._model_error import ModelError
+from trimtab.errors import NormalizationError
 from trimtab.norms._passes import Forward
 from trimtab.norms._pooled import Pool
 
@@ -64,7 +64,7 @@ def _first_calls(model: nn.Module, pools: dict[str, Pool], one_pass: Pass, forwa
     finally:
         for handle in handles:
             handle.remove()
-    raise ModelError("batches gave no batch; at least one is needed")
+    raise NormalizationError("batches gave no batch; at least one is needed")
 
 
 def in_one_pass(model: nn.Module, pools: dict[str, Pool], one_pass: Pass, forward: Forward) -> list[tuple[str, bool]]:

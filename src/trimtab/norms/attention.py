@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trimtab.norms.layers._checks import LayerError
+from trimtab.errors import NormalizationError
 
 
 class Attention(nn.Module):
@@ -28,7 +28,7 @@ class Attention(nn.Module):
         dtype: Their type.
 
     Raises:
-        LayerError: If nhead does not divide d_model.
+        NormalizationError: If nhead does not divide d_model.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         if nhead < 1 or d_model % nhead:
-            raise LayerError(f"{nhead} heads do not divide a width of {d_model}; d_model must be a multiple of nhead")
+            raise NormalizationError(
+                f"{nhead} heads do not divide a width of {d_model}; d_model must be a multiple of nhead"
+            )
         self.nhead, self.dropout = nhead, dropout
         make = partial(nn.Linear, d_model, d_model, bias, device, dtype)
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = make(), make(), make(), make()
@@ -69,11 +71,11 @@ class Attention(nn.Module):
             Shape (N, L, d_model).
 
         Raises:
-            LayerError: If a mask is of another shape or type, or causal is asked of another sequence.
+            NormalizationError: If a mask is of another shape or type, or causal is asked of another sequence.
         """
         asked = x if memory is None else memory
         if causal and memory is not None:
-            raise LayerError(
+            raise NormalizationError(
                 "causal is given together with memory; the order of another sequence says nothing: leave it out"
             )
         allowed = _allowed(x, asked, mask, attention_mask, causal, self.nhead)
@@ -100,7 +102,7 @@ def _allowed(
     allowed: Tensor | None = None
     if mask is not None:
         if mask.dtype != torch.bool or tuple(mask.shape) != tuple(asked.shape[:2]):
-            raise LayerError(
+            raise NormalizationError(
                 f"the mask is {mask.dtype} of shape {tuple(mask.shape)}; torch.bool of shape {tuple(asked.shape[:2])} is "
                 f"needed, true where a position is real"
             )
@@ -108,7 +110,7 @@ def _allowed(
     if attention_mask is not None:
         sizes = zip(reversed(attention_mask.shape), reversed(whole), strict=False)
         if attention_mask.dim() > 4 or any(given not in {1, size} for given, size in sizes):
-            raise LayerError(
+            raise NormalizationError(
                 f"the attention mask has shape {tuple(attention_mask.shape)}; one that broadcasts to {whole} is needed: "
                 f"samples, heads, queries, keys"
             )
@@ -119,7 +121,7 @@ def _allowed(
                 attention_mask = attention_mask.masked_fill(~allowed, float("-inf"))
             allowed = attention_mask.to(x.dtype)
         else:
-            raise LayerError(
+            raise NormalizationError(
                 f"the attention mask has dtype {attention_mask.dtype}; torch.bool, true where a query may see a key, or a "
                 f"floating type, added to the scores, is needed"
             )

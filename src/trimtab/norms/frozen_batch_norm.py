@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trimtab.norms._model_error import ModelError
+from trimtab.errors import NormalizationError
 
 
 class FrozenBatchNorm(nn.Module):
@@ -26,7 +26,7 @@ class FrozenBatchNorm(nn.Module):
         Input and output (N, C, ...), with any number of further axes.
 
     Raises:
-        ModelError: If `num_features` is less than 1 or `eps` negative.
+        NormalizationError: If `num_features` is less than 1 or `eps` negative.
     """
 
     weight: Tensor
@@ -43,9 +43,9 @@ class FrozenBatchNorm(nn.Module):
     ) -> None:
         super().__init__()
         if num_features < 1:
-            raise ModelError(f"num_features is {num_features}; a number of channels of at least 1 is needed")
+            raise NormalizationError(f"num_features is {num_features}; a number of channels of at least 1 is needed")
         if not eps >= 0.0:
-            raise ModelError(f"eps is {eps}; a number >= 0 is needed")
+            raise NormalizationError(f"eps is {eps}; a number >= 0 is needed")
         self.num_features = num_features
         self.eps = eps
         for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from trimtab._messages import say
+from trimtab.errors import NormalizationError
 from trimtab.norms._kinds import kind_of
-from trimtab.norms._model_error import ModelError
 from trimtab.norms._passes import Batches, Forward, copy_of, feed, fresh_passes, undisturbed
 from trimtab.norms._pooled import Pool
 from trimtab.norms._sweeps import in_one_pass, kept_on_failure, layer_by_layer
@@ -130,13 +130,13 @@ def recalibrate(
         the batch variances differs from the pooled variance by more than 10 %.
 
     Raises:
-        ModelError: If an option is unknown, the model has no running statistics, the batches are too few or one-shot,
+        NormalizationError: If an option is unknown, the model has no running statistics, the batches are too few or one-shot,
             or a layer's input is not finite; the message names the first such layer.
     """
     if upstream not in ("running", "batch"):
-        raise ModelError(f"upstream is {upstream!r}; 'running' and 'batch' are known")
+        raise NormalizationError(f"upstream is {upstream!r}; 'running' and 'batch' are known")
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model must be a torch.nn.Module, but it is {type(model).__name__}")
+        raise NormalizationError(f"model must be a torch.nn.Module, but it is {type(model).__name__}")
     model = model if inplace else copy_of(model)
     chosen = _chosen(model, layers)
     one_pass = fresh_passes(batches, several=upstream == "running")
@@ -178,10 +178,12 @@ def _chosen(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
     }
     if layers is None:
         if not there:
-            raise ModelError("the model has no BatchNorm with running statistics; there is nothing to recalibrate")
+            raise NormalizationError(
+                "the model has no BatchNorm with running statistics; there is nothing to recalibrate"
+            )
         return list(there)
     if unknown := [name for name in layers if name not in there]:
-        raise ModelError(
+        raise NormalizationError(
             f"layers holds {unknown[0]!r}, which is no BatchNorm with running statistics; there are: {', '.join(there)}"
         )
     return [name for name in there if name in set(layers)]

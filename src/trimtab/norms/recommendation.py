@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trimtab.errors import NormalizationError
 from trimtab.norms._choices import CHOICES, IN_BRANCHES, Case, placement_of
 from trimtab.norms._groups import group_count
 from trimtab.norms._kinds import CONVOLUTIONS, TRANSPOSED
-from trimtab.norms._model_error import ModelError
 from trimtab.norms._practice import Practice, practice_of
 from trimtab.norms._tasks import FAMILIES, known_task, task_of
 
@@ -92,7 +92,7 @@ def recommend(
         The layer, its numbers, where it stands, and why.
 
     Raises:
-        ModelError: If the task is unknown, the model shows none, or a number is less than 1.
+        NormalizationError: If the task is unknown, the model shows none, or a number is less than 1.
     """
     reasons = []
     if isinstance(task, nn.Module):
@@ -115,7 +115,7 @@ def recommend(
         ("depth", depth),
     ):
         if value is not None and value < 1:
-            raise ModelError(f"{what} is {value}; a whole number of at least 1 is needed")
+            raise NormalizationError(f"{what} is {value}; a whole number of at least 1 is needed")
     case = Case(
         name,
         FAMILIES[name],

@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from trimtab.norms.layers._checks import LayerError, require_at_least, require_positive
+from trimtab.errors import NormalizationError
+from trimtab.norms.layers._checks import require_at_least, require_positive
 
 Placement = Literal["pre", "post", "deep", "sandwich", "rezero", "scaled"]
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
@@ -46,11 +47,13 @@ def deepnorm_scales(
         The constants of the encoder and of the decoder, None for one that is not there.
 
     Raises:
-        LayerError: If a number is negative, or both are 0.
+        NormalizationError: If a number is negative, or both are 0.
     """
     n, m = encoder_layers, decoder_layers
     if n < 0 or m < 0 or n + m == 0:
-        raise LayerError(f"{n} encoder layers and {m} decoder layers; one of the two must be above 0, none below")
+        raise NormalizationError(
+            f"{n} encoder layers and {m} decoder layers; one of the two must be above 0, none below"
+        )
     if n and m:
         both = (n**4 * m) ** (1 / 16)
         return DeepNormScale(0.81 * both, 0.87 / both), DeepNormScale((3 * m) ** 0.25, (12 * m) ** -0.25)
@@ -90,7 +93,7 @@ class Residual(nn.Module):
         dtype: Its type.
 
     Raises:
-        LayerError: If the placement is unknown, lacks its norm or its factor, or is given one that it has no use for.
+        NormalizationError: If the placement is unknown, lacks its norm or its factor, or is given one that it has no use for.
     """
 
     def __init__(
@@ -143,13 +146,13 @@ class Residual(nn.Module):
             The stream behind the block, of the shape of x.
 
         Raises:
-            LayerError: If the branch returns another shape.
+            NormalizationError: If the branch returns another shape.
         """
         outside = self.placement in {"post", "deep"}
         given = x if outside or self.norm is None else self.norm(x)
         added = self.branch(given, *arguments, **keywords)
         if added.shape != x.shape:
-            raise LayerError(
+            raise NormalizationError(
                 f"the branch {type(self.branch).__name__} made {tuple(added.shape)} of {tuple(given.shape)}; a residual "
                 f"branch must keep the shape"
             )
@@ -171,11 +174,13 @@ def _check(
     placement: str, norm: object, skip_scale: float | None, branch_scale: float | None, depth: int | None
 ) -> None:
     if placement not in PLACEMENTS:
-        raise LayerError(f"placement is {placement!r}; one of {', '.join(map(repr, PLACEMENTS))} is needed")
+        raise NormalizationError(f"placement is {placement!r}; one of {', '.join(map(repr, PLACEMENTS))} is needed")
     if norm is None and placement in NEEDS_NORM:
-        raise LayerError(f"placement {placement!r} needs a norm, such as functools.partial(nn.LayerNorm, width)")
+        raise NormalizationError(
+            f"placement {placement!r} needs a norm, such as functools.partial(nn.LayerNorm, width)"
+        )
     if norm is not None and not callable(norm):
-        raise LayerError(
+        raise NormalizationError(
             f"norm is a {type(norm).__name__}; a norm, or a function without arguments that makes one, is needed"
         )
     if (skip_scale is None) == (placement == "deep"):
@@ -184,13 +189,13 @@ def _check(
             if skip_scale is None
             else "has no skip_scale: leave it out"
         )
-        raise LayerError(f"placement {placement!r} {what}")
+        raise NormalizationError(f"placement {placement!r} {what}")
     if branch_scale is not None and placement not in {"rezero", "scaled"}:
-        raise LayerError(f"placement {placement!r} has no branch_scale: leave it out, or take 'scaled'")
+        raise NormalizationError(f"placement {placement!r} has no branch_scale: leave it out, or take 'scaled'")
     if depth is not None and placement != "scaled":
-        raise LayerError(f"placement {placement!r} has no depth: leave it out, or take 'scaled'")
+        raise NormalizationError(f"placement {placement!r} has no depth: leave it out, or take 'scaled'")
     if placement == "scaled" and (depth is None) == (branch_scale is None):
-        raise LayerError(
+        raise NormalizationError(
             "placement 'scaled' needs depth, the residual blocks of the whole net, or branch_scale; one of them"
         )
     if skip_scale is not None:
@@ -198,4 +203,4 @@ def _check(
     if depth is not None:
         require_at_least("depth", depth, 1)
     if branch_scale is not None and not math.isfinite(branch_scale):
-        raise LayerError(f"branch_scale is {branch_scale}; a finite number is needed")
+        raise NormalizationError(f"branch_scale is {branch_scale}; a finite number is needed")

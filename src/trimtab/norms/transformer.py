@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trimtab.errors import NormalizationError
 from trimtab.norms.attention import Attention
-from trimtab.norms.layers._checks import LayerError, require_at_least
+from trimtab.norms.layers._checks import require_at_least
 from trimtab.norms.residual import NEEDS_NORM, DeepNormScale, Placement, Residual, deepnorm_scales
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "gelu": functional.gelu}
@@ -32,7 +33,7 @@ class FeedForward(nn.Module):
         dtype: Their type.
 
     Raises:
-        LayerError: If the activation is a name that is not known.
+        NormalizationError: If the activation is a name that is not known.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class FeedForward(nn.Module):
         super().__init__()
         if isinstance(activation, str):
             if activation not in _ACTIVATIONS:
-                raise LayerError(f"activation is {activation!r}; 'relu', 'gelu' or a function of a tensor is needed")
+                raise NormalizationError(
+                    f"activation is {activation!r}; 'relu', 'gelu' or a function of a tensor is needed"
+                )
             activation = _ACTIVATIONS[activation]
         self.fc1 = nn.Linear(d_model, dim_feedforward, bias, device, dtype)
         self.fc2 = nn.Linear(dim_feedforward, d_model, bias, device, dtype)
@@ -96,7 +99,7 @@ class TransformerLayer(nn.Module):
         dtype: Their type.
 
     Raises:
-        LayerError: If the sizes do not fit, or the placement lacks its constants or is given others'.
+        NormalizationError: If the sizes do not fit, or the placement lacks its constants or is given others'.
     """
 
     def __init__(
@@ -118,11 +121,11 @@ class TransformerLayer(nn.Module):
     ) -> None:
         super().__init__()
         if scale is None and placement == "deep":
-            raise LayerError(
+            raise NormalizationError(
                 "placement 'deep' needs scale, one of the two of deepnorm_scales(encoder_layers, decoder_layers)"
             )
         if scale is not None and placement != "deep":
-            raise LayerError(f"placement {placement!r} has no scale: leave it out, or take 'deep'")
+            raise NormalizationError(f"placement {placement!r} has no scale: leave it out, or take 'deep'")
         place: Callable[[nn.Module], Residual] = partial(
             Residual,
             placement=placement,
@@ -175,16 +178,16 @@ class TransformerLayer(nn.Module):
             The stream behind the layer, (N, L, d_model).
 
         Raises:
-            LayerError: If memory is missing, or there is no cross attention for it; if a mask is of another shape or type.
+            NormalizationError: If memory is missing, or there is no cross attention for it; if a mask is of another shape or type.
         """
         if (memory is None) != (self.cross_attention is None):
-            raise LayerError(
+            raise NormalizationError(
                 "the layer has cross attention and needs memory"
                 if memory is None
                 else "the layer has no cross attention for memory: make it with cross_attention=True"
             )
         if memory is None and memory_mask is not None:
-            raise LayerError("memory_mask is given without memory")
+            raise NormalizationError("memory_mask is given without memory")
         x = self.attention(x, mask=mask, attention_mask=attention_mask, causal=causal)
         if self.cross_attention is not None:
             x = self.cross_attention(x, memory, mask=memory_mask)
@@ -199,7 +202,7 @@ def _norm_maker(
     dtype: torch.dtype | None,
 ) -> Callable[[], nn.Module] | None:
     if isinstance(norm, nn.Module):
-        raise LayerError(
+        raise NormalizationError(
             f"norm is a {type(norm).__name__}, which all blocks would share; a function that makes one is needed, such as "
             f"functools.partial(nn.RMSNorm, {d_model})"
         )
@@ -236,7 +239,7 @@ class Transformer(nn.Module):
         dtype: Their type.
 
     Raises:
-        LayerError: If there is no layer, or as in `TransformerLayer`.
+        NormalizationError: If there is no layer, or as in `TransformerLayer`.
     """
 
     def __init__(

@@ -6,8 +6,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from trimtab.errors import NormalizationError
 from trimtab.norms._kinds import kind_of
-from trimtab.norms._model_error import ModelError
 from trimtab.norms._passes import copy_of
 from trimtab.norms.auditing._fact import Fact, Seen, View
 from trimtab.norms.auditing._observe import observe
@@ -56,13 +56,13 @@ def audit(
         The facts.
 
     Raises:
-        ModelError: If the model is no module, or the optimizer no optimizer.
+        NormalizationError: If the model is no module, or the optimizer no optimizer.
     """
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model must be a torch.nn.Module, but it is {type(model).__name__}")
+        raise NormalizationError(f"model must be a torch.nn.Module, but it is {type(model).__name__}")
     optimizers = () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
     if wrong := [o for o in optimizers if not isinstance(o, Optimizer)]:
-        raise ModelError(
+        raise NormalizationError(
             f"optimizer must be a torch.optim.Optimizer or several, but it holds a {type(wrong[0]).__name__}"
         )
     norms = {name: module for name, module in model.named_modules() if kind_of(module) is not None}

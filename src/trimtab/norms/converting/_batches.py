@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.errors import NormalizationError
 from trimtab.norms._channel_moments import ChannelMoments, channel_moments, merge
 from trimtab.norms._fit import ChannelFit
-from trimtab.norms._model_error import ModelError
 from trimtab.norms._passes import Forward, own, tensors, undisturbed
 from trimtab.norms.channel_layers import ChannelAffine
 from trimtab.norms.converting._source import Source
@@ -78,7 +78,7 @@ def input_shapes(
         By name, for the layers that were called.
 
     Raises:
-        ModelError: If there is no batch.
+        NormalizationError: If there is no batch.
     """
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -98,7 +98,7 @@ def input_shapes(
     finally:
         for handle in handles:
             handle.remove()
-    raise ModelError("batches gave no batch; at least one is needed")
+    raise NormalizationError("batches gave no batch; at least one is needed")
 
 
 def fit(
@@ -159,7 +159,7 @@ def measure(
         The change of each layer for the inputs that it has in the old model, and the change of the whole model.
 
     Raises:
-        ModelError: If the two models return tensors of different shapes.
+        NormalizationError: If the two models return tensors of different shapes.
     """
     changes = {name: Change() for name in targets}
     whole = Change()
@@ -173,7 +173,7 @@ def measure(
                 before = tensors(forward(old, own(batch)))
             after = tensors(forward(new, batch))
             if [t.shape for t in before] != [t.shape for t in after]:
-                raise ModelError(
+                raise NormalizationError(
                     "the model returns other shapes for the same batch after conversion; give a fixed batch"
                 )
             for a, b in zip(before, after, strict=True):

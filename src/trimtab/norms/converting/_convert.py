@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from trimtab.errors import NormalizationError
 from trimtab.norms._groups import require_groups
 from trimtab.norms._kinds import BATCH_KINDS, kind_of, names_of, replace
-from trimtab.norms._model_error import ModelError
 from trimtab.norms._passes import Batches, Forward, copy_of, feed, fresh_passes
 from trimtab.norms.converting._batches import Change, fit, input_shapes, measure
 from trimtab.norms.converting._source import Skipped, Source, describe
@@ -111,7 +111,7 @@ def convert(
         The new model and what changed.
 
     Raises:
-        ModelError: If the model cannot be copied, the kind or a layer is unknown, `groups` does not divide a layer's channels, or there are no
+        NormalizationError: If the model cannot be copied, the kind or a layer is unknown, `groups` does not divide a layer's channels, or there are no
             batches in `batches`.
     """
     kind = _target(to)
@@ -155,7 +155,7 @@ def _target(to: str) -> str:
     plain = (to if isinstance(to, str) else "").lower().replace("_", "").replace("-", "").replace(" ", "")
     found = _SHORT.get(plain)
     if found is None:
-        raise ModelError(f"to is {to!r}; known are {', '.join(map(repr, TARGETS))}")
+        raise NormalizationError(f"to is {to!r}; known are {', '.join(map(repr, TARGETS))}")
     return found
 
 
@@ -165,7 +165,9 @@ def _chosen(model: nn.Module, kind: str, groups: int | None, layers: Sequence[st
     if layers is not None:
         every = {name: m for name, m in model.named_modules(remove_duplicate=False) if kind_of(m) is not None}
         if unknown := [name for name in layers if name not in every]:
-            raise ModelError(f"layers holds {unknown[0]!r}, which is no normalization of the model: {', '.join(every)}")
+            raise NormalizationError(
+                f"layers holds {unknown[0]!r}, which is no normalization of the model: {', '.join(every)}"
+            )
         there = {name: m for name, m in there.items() if any(every[asked] is m for asked in layers)}
     return [name for name, module in there.items() if not _is_already(module, kind, groups)]
 

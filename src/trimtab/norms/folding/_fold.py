@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from trimtab.errors import NormalizationError
 from trimtab.norms._kinds import BATCH_KINDS, is_row_norm, kind_of, replace
-from trimtab.norms._model_error import ModelError
 from trimtab.norms._passes import copy_of
 from trimtab.norms.folding._plan import Plan, Refused
 from trimtab.norms.folding._trace import closed_parts
@@ -98,10 +98,10 @@ def fold(
         The folded model, what was folded and what was not.
 
     Raises:
-        ModelError: If the model is no module or cannot be copied, or a kind is unknown.
+        NormalizationError: If the model is no module or cannot be copied, or a kind is unknown.
     """
     if unknown := [kind for kind in kinds if kind not in _PLANNERS]:
-        raise ModelError(f"kinds holds {unknown[0]!r}; known are {', '.join(map(repr, _PLANNERS))}")
+        raise NormalizationError(f"kinds holds {unknown[0]!r}; known are {', '.join(map(repr, _PLANNERS))}")
     folded = copy_of(model)
     wiring = wire(copy.deepcopy(model), example)
     refused: list[tuple[tuple[str, ...], str]] = []

@@ -6,13 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trimtab.errors import TrimtabError
+from trimtab.errors import NormalizationError
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-class NormalizationError(TrimtabError, ValueError):
-    """A normalization got an input, a parameter or an option that it cannot use."""
 
 
 def require_floating(name: str, tensor: Tensor) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trimtab.norms.functional._checks import NormalizationError, require_mask, require_shape
+from trimtab.errors import NormalizationError
+from trimtab.norms.functional._checks import require_mask, require_shape
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.norms.functional._checks import NormalizationError
+from trimtab.errors import NormalizationError
 from trimtab.norms.functional._layout import check_parameters
 
 Buffers = tuple[Tensor, Tensor] | None

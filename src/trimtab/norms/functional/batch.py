@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from trimtab.norms.functional._checks import NormalizationError, require_eps, require_floating
+from trimtab.errors import NormalizationError
+from trimtab.norms.functional._checks import require_eps, require_floating
 from trimtab.norms.functional._core import apply, count_of, explain
 from trimtab.norms.functional._core import normalization_backward as batch_norm_backward
 from trimtab.norms.functional._layout import Layout, check_parameters, mask_of_positions, over_batch

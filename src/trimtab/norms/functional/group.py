@@ -5,7 +5,8 @@ One statistic a sample and group of channels; with one channel in each group tha
 
 from torch import Tensor
 
-from trimtab.norms.functional._checks import NormalizationError, require_eps, require_floating
+from trimtab.errors import NormalizationError
+from trimtab.norms.functional._checks import require_eps, require_floating
 from trimtab.norms.functional._core import apply, count_of, explain
 from trimtab.norms.functional._core import normalization_backward as group_norm_backward
 from trimtab.norms.functional._core import normalization_backward as instance_norm_backward

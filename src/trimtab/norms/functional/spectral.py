@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from trimtab.norms.functional._checks import NormalizationError, require_eps, require_floating, require_shape
+from trimtab.errors import NormalizationError
+from trimtab.norms.functional._checks import require_eps, require_floating, require_shape
 from trimtab.norms.functional._core import computing_dtype
 from trimtab.norms.functional._parts import SpectralGradients, SpectralNormalized
 

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from trimtab.norms.functional._checks import NormalizationError, require_floating, require_shape
+from trimtab.errors import NormalizationError
+from trimtab.norms.functional._checks import require_floating, require_shape
 from trimtab.norms.functional._core import computing_dtype, normalize
 from trimtab.norms.functional._parts import WeightGradients, WeightNormalized
 

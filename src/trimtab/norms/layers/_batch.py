@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.norms.layers._checks import LayerError, require_eps
+from trimtab.errors import NormalizationError
+from trimtab.norms.layers._checks import require_eps
 
 
 class BatchNormBase(nn.Module):
@@ -46,14 +47,14 @@ class BatchNormBase(nn.Module):
             x: The input.
 
         Raises:
-            LayerError: If its number of axes or of channels is another.
+            NormalizationError: If its number of axes or of channels is another.
         """
         try:
             self._check_input_dim(x)
         except ValueError as error:
-            raise LayerError(f"{type(self).__name__}: {error}") from None
+            raise NormalizationError(f"{type(self).__name__}: {error}") from None
         if x.shape[1] != self.num_features:
-            raise LayerError(
+            raise NormalizationError(
                 f"the input has shape {tuple(x.shape)}, that is {x.shape[1]} channels in its second axis; "
                 f"{type(self).__name__}({self.num_features}) needs {self.num_features}"
             )

@@ -1,12 +1,8 @@
-"""What arguments of the layers must be, and the error that says so."""
+"""What arguments of the layers must be."""
 
 import math
 
-from trimtab.errors import TrimtabError
-
-
-class LayerError(TrimtabError, ValueError):
-    """A layer was built with, or called on, something it cannot use."""
+from trimtab.errors import NormalizationError
 
 
 def require_eps(eps: float | None) -> None:
@@ -16,10 +12,10 @@ def require_eps(eps: float | None) -> None:
         eps: What is added to a variance or a mean square.
 
     Raises:
-        LayerError: If eps is zero, negative, nan or infinite.
+        NormalizationError: If eps is zero, negative, nan or infinite.
     """
     if eps is not None and not (math.isfinite(eps) and eps > 0.0):
-        raise LayerError(f"eps is {eps}; a finite number > 0 is needed, or a constant input is divided by zero")
+        raise NormalizationError(f"eps is {eps}; a finite number > 0 is needed, or a constant input is divided by zero")
 
 
 def require_at_least(name: str, value: float, least: float) -> None:
@@ -31,10 +27,10 @@ def require_at_least(name: str, value: float, least: float) -> None:
         least: The smallest that may pass.
 
     Raises:
-        LayerError: If the number is smaller, nan or infinite.
+        NormalizationError: If the number is smaller, nan or infinite.
     """
     if not (math.isfinite(value) and value >= least):
-        raise LayerError(f"{name} is {value}; a finite number >= {least:g} is needed")
+        raise NormalizationError(f"{name} is {value}; a finite number >= {least:g} is needed")
 
 
 def require_positive(name: str, value: float) -> None:
@@ -45,7 +41,7 @@ def require_positive(name: str, value: float) -> None:
         value: The number.
 
     Raises:
-        LayerError: If the number is zero, negative, nan or infinite.
+        NormalizationError: If the number is zero, negative, nan or infinite.
     """
     if not (math.isfinite(value) and value > 0.0):
-        raise LayerError(f"{name} is {value}; a finite number > 0 is needed")
+        raise NormalizationError(f"{name} is {value}; a finite number > 0 is needed")

@@ -31,7 +31,7 @@ class _CheckpointedBatchNorm(BatchNormBase):
             The shape of input.
 
         Raises:
-            LayerError: If the input is not of the layer's shape.
+            NormalizationError: If the input is not of the layer's shape.
         """
         self.require_input(input)
         if not self.tracks:
@@ -86,7 +86,7 @@ class CheckpointedBatchNorm1d(_CheckpointedBatchNorm, nn.BatchNorm1d):
         bias: Whether there is a bias.
 
     Raises:
-        LayerError: If eps is not above zero.
+        NormalizationError: If eps is not above zero.
     """
 
 

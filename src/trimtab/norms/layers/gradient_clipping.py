@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from trimtab.norms.layers._checks import LayerError, require_positive
+from trimtab.errors import NormalizationError
+from trimtab.norms.layers._checks import require_positive
 
 
 @torch.no_grad()
@@ -38,7 +39,7 @@ def adaptive_clip_grad_(
         for it. 0 where no parameter has a gradient.
 
     Raises:
-        LayerError: If clipping or eps is not above zero, or a gradient is sparse.
+        NormalizationError: If clipping or eps is not above zero, or a gradient is sparse.
     """
     require_positive("clipping", clipping)
     require_positive("eps", eps)
@@ -50,7 +51,7 @@ def adaptive_clip_grad_(
         if gradient is None:
             continue
         if gradient.layout != torch.strided:
-            raise LayerError(
+            raise NormalizationError(
                 f"a parameter of shape {tuple(parameter.shape)} has a gradient of layout {gradient.layout}; make it dense "
                 f"first, or leave the parameter out"
             )
@@ -97,7 +98,7 @@ def clip_gradients_adaptively(
         A handle; its `remove()` ends the clipping.
 
     Raises:
-        LayerError: If clipping or eps is not above zero.
+        NormalizationError: If clipping or eps is not above zero.
     """
     require_positive("clipping", clipping)
     require_positive("eps", eps)

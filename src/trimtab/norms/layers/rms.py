@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trimtab.norms.layers._checks import LayerError, require_eps
+from trimtab.errors import NormalizationError
+from trimtab.norms.layers._checks import require_eps
 from trimtab.norms.layers._kernels import address, compiled_kernel
 from trimtab.norms.layers._paths import eager_on_cpu
 
@@ -159,7 +160,7 @@ class RMSNorm(nn.RMSNorm):
         dtype: Its type.
 
     Raises:
-        LayerError: If eps is not above zero.
+        NormalizationError: If eps is not above zero.
     """
 
     def __init__(
@@ -183,11 +184,11 @@ class RMSNorm(nn.RMSNorm):
             The same shape and type.
 
         Raises:
-            LayerError: If the last axes are not `normalized_shape`.
+            NormalizationError: If the last axes are not `normalized_shape`.
         """
         shape, weight = self.normalized_shape, self.weight
         if tuple(x.shape[-len(shape) :]) != shape:
-            raise LayerError(
+            raise NormalizationError(
                 f"the input has shape {tuple(x.shape)}; its last axes must be {shape}, which are normalized"
             )
         width = math.prod(shape)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trimtab.norms.layers._checks import LayerError, require_eps, require_positive
+from trimtab.errors import NormalizationError
+from trimtab.norms.layers._checks import require_eps, require_positive
 
 
 def standardized_weight(
@@ -34,11 +35,11 @@ def standardized_weight(
         The shape and type of `weight`.
 
     Raises:
-        LayerError: If a unit has fewer than two weights, which have no variance.
+        NormalizationError: If a unit has fewer than two weights, which have no variance.
     """
     fan_in = weight[0].numel()
     if fan_in < 2:
-        raise LayerError(
+        raise NormalizationError(
             f"the weight has shape {tuple(weight.shape)}, that is {fan_in} weight a unit; two or more are needed to standardize"
         )
     flat = functional.layer_norm(weight.flatten(1), (fan_in,), None, None, eps)
@@ -62,7 +63,7 @@ class _Standardized(nn.Module):
         require_eps(eps)
         require_positive("gamma", gamma)
         if not scaled and (gain or gamma != 1.0):
-            raise LayerError("gain and gamma belong to the scaled form: give scaled=True as well")
+            raise NormalizationError("gain and gamma belong to the scaled form: give scaled=True as well")
         self.eps, self.scaled, self.gamma = eps, scaled, gamma
         self.gain = nn.Parameter(self.weight.new_ones(self.weight.shape[0])) if gain else None
         if self.weight[0].numel() < 2:
@@ -174,7 +175,7 @@ class WSConv2d(_Convolution, nn.Conv2d):
             GELU, 1.7872 for SiLU; for the scaled form.
 
     Raises:
-        LayerError: If eps or gamma is not above zero, an output channel has one weight, or gain or gamma is given without
+        NormalizationError: If eps or gamma is not above zero, an output channel has one weight, or gain or gamma is given without
             scaled.
     """
 
@@ -207,7 +208,7 @@ class WSLinear(_Standardized, nn.Linear):
         gamma: Constant of the activation before the layer; for the scaled form.
 
     Raises:
-        LayerError: If eps or gamma is not above zero, in_features below two, or gain or gamma is given without scaled.
+        NormalizationError: If eps or gamma is not above zero, in_features below two, or gain or gamma is given without scaled.
     """
 
     def __init__(

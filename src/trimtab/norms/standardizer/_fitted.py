@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from trimtab._messages import say
+from trimtab.errors import NormalizationError
 from trimtab.norms.standardizer import precision
 from trimtab.norms.standardizer.columns import ColumnSums, Floats, merge_all
-from trimtab.norms.standardizer.errors import LostVarianceWarning, StandardizerError
+from trimtab.norms.standardizer.errors import LostVarianceWarning
 
 
 class Fitted:
@@ -122,17 +123,19 @@ def union(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
         Their union; empty if none has seen anything.
 
     Raises:
-        StandardizerError: If they are over other features.
+        NormalizationError: If they are over other features.
     """
     fitted = [state for state in states if state.get("_columns") is not None]
     if not fitted:
         return {}
     sizes = sorted({state["_columns"].size for state in fitted})
     if len(sizes) > 1:
-        raise StandardizerError(f"standardizers over {sizes} features cannot be merged; the same features are expected")
+        raise NormalizationError(
+            f"standardizers over {sizes} features cannot be merged; the same features are expected"
+        )
     names = list(dict.fromkeys(tuple(state["feature_names_in_"]) for state in fitted if "feature_names_in_" in state))
     if len(names) > 1:
-        raise StandardizerError(
+        raise NormalizationError(
             f"standardizers over features of other names cannot be merged: {list(names[0])} and {list(names[1])}; "
             "rename or reorder the features"
         )

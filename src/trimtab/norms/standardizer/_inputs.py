@@ -7,8 +7,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from trimtab.errors import NormalizationError
 from trimtab.norms.standardizer.columns import Floats
-from trimtab.norms.standardizer.errors import StandardizerError
 
 
 def is_stream(data: object) -> bool:
@@ -67,7 +67,7 @@ def batches(stream: Iterable[Any], part: int | str) -> Iterator[Any]:
         An array or tensor of each batch.
 
     Raises:
-        StandardizerError: If there is no batch, or a batch has no such element.
+        NormalizationError: If there is no batch, or a batch has no such element.
     """
     number = -1
     for number, batch in enumerate(stream):
@@ -84,12 +84,12 @@ def batches(stream: Iterable[Any], part: int | str) -> Iterator[Any]:
                 if hasattr(batch, "__len__")
                 else ""
             )
-            raise StandardizerError(
+            raise NormalizationError(
                 f"part is {part!r}, but batch {number} is a {type(batch).__name__} ({keys}) without it; "
                 "name the element that holds the inputs: Standardizer(part=...)"
             ) from error
     if number < 0:
-        raise StandardizerError("the stream gave no batch; a DataLoader or iterator with at least one is expected")
+        raise NormalizationError("the stream gave no batch; a DataLoader or iterator with at least one is expected")
 
 
 def refuse_zeros(sample_weight: Any) -> None:
@@ -99,13 +99,13 @@ def refuse_zeros(sample_weight: Any) -> None:
         sample_weight: One number a sample, a scalar, or None.
 
     Raises:
-        StandardizerError: If all are zero.
+        NormalizationError: If all are zero.
     """
     if sample_weight is None:
         return
     weight = sample_weight.detach().cpu() if isinstance(sample_weight, Tensor) else sample_weight
     if not np.any(np.asarray(weight)):
-        raise StandardizerError("every sample_weight is zero; at least one non-zero weight is needed")
+        raise NormalizationError("every sample_weight is zero; at least one non-zero weight is needed")
 
 
 def check_weight(sample_weight: Any, samples: int) -> Floats | None:
@@ -119,7 +119,7 @@ def check_weight(sample_weight: Any, samples: int) -> Floats | None:
         Shape (samples,), or None.
 
     Raises:
-        StandardizerError: If the shape is another one, or a weight is negative or not finite.
+        NormalizationError: If the shape is another one, or a weight is negative or not finite.
     """
     if sample_weight is None:
         return None
@@ -129,11 +129,11 @@ def check_weight(sample_weight: Any, samples: int) -> Floats | None:
     if weight.ndim == 0:
         weight = np.full(samples, float(weight))
     if weight.shape != (samples,):
-        raise StandardizerError(
+        raise NormalizationError(
             f"sample_weight has shape {weight.shape}; one weight for each of the {samples} samples is expected"
         )
     if not np.isfinite(weight).all() or (weight < 0).any():
-        raise StandardizerError(
+        raise NormalizationError(
             "sample_weight holds negative, NaN or infinite values; finite weights of zero and above are expected"
         )
     return weight

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trimtab.errors import NormalizationError
 from trimtab.norms.standardizer.columns import ColumnSums, Floats
-from trimtab.norms.standardizer.errors import StandardizerError
 
 _SLAB = 1 << 16  # values that go through all steps while they are in the cache
 
@@ -91,13 +91,13 @@ def feature_axis(x: Tensor, feature_dim: int, size: int) -> int:
         The axis, or -1 for a tensor of one axis that holds a single feature.
 
     Raises:
-        StandardizerError: If the number of features is another one.
+        NormalizationError: If the number of features is another one.
     """
     if x.dim() == 1 and size == 1:
         return -1
     axis = feature_dim if x.dim() > 2 else 1
     if x.dim() < 2 or not -x.dim() <= axis < x.dim() or x.shape[axis] != size:
-        raise StandardizerError(
+        raise NormalizationError(
             f"the tensor has shape {tuple(x.shape)}; {size} features are expected on axis {axis} (feature_dim), as in fitting"
         )
     return axis % x.dim()

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from trimtab._messages import say
+from trimtab.errors import NormalizationError
 from trimtab.norms.standardizer._first import by_running, by_structure, refuse_shared
 from trimtab.norms.standardizer._layers import NAMES, Change, changed, foldable, input_width, refuse_unready
 from trimtab.norms.standardizer._scaling import feature_axis
 from trimtab.norms.standardizer._verify import Measured, device_of, dtype_of, example_shape, measure, refuse_if_wrong
 from trimtab.norms.standardizer.columns import Floats
-from trimtab.norms.standardizer.errors import CancellationWarning, FoldError, StandardizerError
+from trimtab.norms.standardizer.errors import CancellationWarning, FoldError
 
 _WORTH_A_WARNING = 0.01  # a hundredth of the largest output is more than a network's own rounding
 
@@ -85,13 +86,13 @@ def fold_affine(
     Raises:
         FoldError: If no layer can take it, a layer or its weights are used elsewhere too, or the two models differ by more than
             rounding when run.
-        StandardizerError: If `padding` is unknown or a statistic is not finite.
+        NormalizationError: If `padding` is unknown or a statistic is not finite.
     """
     if padding not in {"map", "mean"}:
-        raise StandardizerError(f"padding is {padding!r}; 'map' or 'mean' is expected")
+        raise NormalizationError(f"padding is {padding!r}; 'map' or 'mean' is expected")
     middle, spread = torch.tensor(mean, dtype=torch.float64), torch.tensor(scale, dtype=torch.float64)
     if not (middle.isfinite().all() and spread.isfinite().all() and spread.all()):
-        raise StandardizerError(
+        raise NormalizationError(
             "a feature without any value has no mean and scale to fold; drop it, or fit on more data"
         )
     device = device_of(model)
@@ -195,7 +196,7 @@ def _readers(model: nn.Module, raw: Tensor | None, statistics: Statistics, inver
 def _named(model: nn.Module, raw: Tensor | None, names: list[str]) -> list[str]:
     """Returns the names that were given, if they can be checked."""
     if not names:
-        raise StandardizerError("layers names no layer; leave it out to have the layers found")
+        raise NormalizationError("layers names no layer; leave it out to have the layers found")
     for name in names:
         _refuse_unknown(model, name)
     if raw is None and names != [by_structure(model)]:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
+from trimtab.errors import NormalizationError
 from trimtab.norms.standardizer.columns import Floats
-from trimtab.norms.standardizer.errors import StandardizerError
 from trimtab.norms.standardizer.spectrum import Spectrum, spectrum
 
 _TOLERANCES = (1e-1, 1e-2, 1e-3)
@@ -88,18 +88,18 @@ def conditioning(
         The three spectra.
 
     Raises:
-        StandardizerError: If shapes do not match, values are not finite, or `start` is another word.
+        NormalizationError: If shapes do not match, values are not finite, or `start` is another word.
     """
     if start not in {"mean", "zero"}:
-        raise StandardizerError(f"start is {start!r}; 'mean' or 'zero' is expected")
+        raise NormalizationError(f"start is {start!r}; 'mean' or 'zero' is expected")
     x = _matrix(X, "X")
     target = None if y is None else _matrix(y, "y")
     if x.ndim != 2 or 0 in x.shape:
-        raise StandardizerError(f"X has shape {x.shape}; (samples, features), at least one of each, is expected")
+        raise NormalizationError(f"X has shape {x.shape}; (samples, features), at least one of each, is expected")
     if target is not None:
         target = target.reshape(len(target), -1)
         if len(target) != len(x):
-            raise StandardizerError(f"y has {len(target)} samples, X has {len(x)}; the same number is expected")
+            raise NormalizationError(f"y has {len(target)} samples, X has {len(x)}; the same number is expected")
     if standardizer is None:
         mean = x.mean(0)
         spread = x.std(0)
@@ -108,7 +108,7 @@ def conditioning(
         mean, scale = standardizer.mean_, standardizer.scale_
         scale = np.ones_like(mean) if scale is None else scale
         if len(mean) != x.shape[1]:
-            raise StandardizerError(f"X has {x.shape[1]} features, the standardizer was fitted on {len(mean)}")
+            raise NormalizationError(f"X has {x.shape[1]} features, the standardizer was fitted on {len(mean)}")
     centred = x - mean
     bias = target.mean(0) if target is not None and start == "mean" else None
     raw, middle, unit = (spectrum(one, target, bias) for one in (x, centred, centred / scale))
@@ -121,5 +121,5 @@ def _matrix(values: Any, name: str) -> Floats:
         values = values.detach().double().cpu().numpy()
     matrix = np.asarray(values, np.float64)
     if not np.isfinite(matrix).all():
-        raise StandardizerError(f"{name} holds NaN or infinite values; linear regression needs finite numbers")
+        raise NormalizationError(f"{name} holds NaN or infinite values; linear regression needs finite numbers")
     return matrix
