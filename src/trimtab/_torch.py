@@ -2,6 +2,8 @@
 
 - `torch._C._current_graph_task_id`: torch.utils.checkpoint itself uses it; -1 outside a backward pass.
 - `torch._C._functorch.maybe_current_level`: None outside vmap, grad and jvp.
+- `torch._C._len_torch_dispatch_stack`: number of dispatch modes that see each operation (fake tensors, `make_fx`).
+- `torch._C._is_tracing`: whether `torch.jit.trace` is writing operations down.
 - `Module._is_replica`: set on the copies that `DataParallel` makes for each device.
 - `Node._sequence_nr`: the number autograd gave an operation when it ran.
 - `torch.autograd.backward`: the one Python function behind `Tensor.backward`; it is wrapped while somebody listens.
@@ -19,10 +21,12 @@ import torch
 
 __all__ = [
     "BackwardListener",
+    "dispatch_mode_is_active",
     "force_eager",
     "functorch_is_active",
     "in_backward",
     "is_replica",
+    "is_traced",
     "listen_to_backward",
     "sequence_number",
     "stop_listening_to_backward",
@@ -37,6 +41,16 @@ def in_backward() -> bool:
 def functorch_is_active() -> bool:
     """Whether a functorch transform (vmap, grad, jvp) is running, whose tensors are wrapped."""
     return torch._C._functorch.maybe_current_level() is not None
+
+
+def dispatch_mode_is_active() -> bool:
+    """Whether a `TorchDispatchMode` sees the operations of the calling thread."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def is_traced() -> bool:
+    """Whether `torch.jit.trace` is writing down the operations of the calling thread."""
+    return bool(torch._C._is_tracing())
 
 
 def is_replica(module: torch.nn.Module) -> bool:

@@ -14,6 +14,7 @@ BATCH_KINDS = ("batch_norm", "sync_batch_norm", "frozen_batch_norm")
 ROW_KINDS = ("layer_norm", "rms_norm")  # of trailing axes; all others have their channels on axis 1
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 LINEAR_MAPS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 
 _KINDS: tuple[tuple[type[nn.Module], str], ...] = (

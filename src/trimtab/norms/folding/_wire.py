@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+from trimtab.norms._kinds import DROPOUTS
+
 SHAPE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"})
 SHAPE_METHODS = frozenset({"size", "dim", "ndimension", "numel", "is_floating_point", "stride", "is_contiguous"})
 
