@@ -416,9 +416,7 @@ def test_a_pass_that_pytorch_stops_is_told_apart_from_a_fault_of_the_model():
 
 
 def test_wrong_arguments_say_what_was_expected():
-    with pytest.raises(NormalizationError, match=r"model must be a torch.nn.Module, but it is list"):
+    with pytest.raises(NormalizationError, match=r"model is \[\]; a torch.nn.Module is needed"):
         audit([])
-    with pytest.raises(
-        NormalizationError, match=r"optimizer must be a torch.optim.Optimizer or several, but it holds a str"
-    ):
+    with pytest.raises(NormalizationError, match=r"optimizer is 'adam'; a torch.optim.Optimizer, or a list of them"):
         audit(nn.Linear(2, 2), ["adam"])

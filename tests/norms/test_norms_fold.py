@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import warnings
 
 import pytest
@@ -15,6 +16,7 @@ from torch.nn.utils import parametrizations
 from trimtab.errors import NormalizationError
 from trimtab.norms.channel_layers import ChannelLayerNorm
 from trimtab.norms.folding import FixedRank, fold
+from trimtab.norms.folding._verify import tolerance
 from trimtab.norms.folding._wiring import wire
 from trimtab.norms.folding.batch_norm import scale_and_shift
 from trimtab.norms.frozen_batch_norm import FrozenBatchNorm
@@ -777,11 +779,18 @@ def test_a_folded_model_can_be_exported_saved_and_trained():
     assert largest(new, torch.export.export(again, (x,)).module(), x) < EXACT
 
 
+def test_an_infinite_output_excuses_no_other():
+    """What rounding may change is judged by the finite values: beside one masked with -inf a wrong fold must show."""
+    allowed = tolerance(nn.Linear(2, 2), torch.tensor([1.0, 2.0]))
+    for outside in (math.inf, -math.inf, math.nan):
+        assert tolerance(nn.Linear(2, 2), torch.tensor([1.0, outside, 2.0])) == allowed
+
+
 # --------------------------------------------------------------------------------------------------------- errors
 
 
 def test_wrong_arguments_say_what_was_expected():
-    with pytest.raises(NormalizationError, match=r"model must be a torch.nn.Module, but it is int"):
+    with pytest.raises(NormalizationError, match=r"model is 3; a torch.nn.Module is needed"):
         fold(3)
     with pytest.raises(NormalizationError, match=r"kinds holds 'bn'; known are 'batch_norm', 'affine', 'centring'"):
         fold(nn.Linear(2, 2), kinds=["bn"])

@@ -109,7 +109,7 @@ def test_gradcheck_and_gradgradcheck():
 
 
 def test_wrong_arguments():
-    with pytest.raises(NormalizationError, match="ghost_size is 0; a finite number >= 1 is needed"):
+    with pytest.raises(NormalizationError, match="ghost_size is 0; a whole number of at least 1 is needed"):
         GhostBatchNorm1d(3, ghost_size=0)
     with pytest.raises(NormalizationError, match=r"ghosts of 1 sample give one value a channel for the input \(4, 3\)"):
         GhostBatchNorm1d(3, ghost_size=1)(torch.randn(4, 3))

@@ -352,7 +352,7 @@ def test_shared_layers_and_tied_weights_are_refused():
 
 def test_wrong_arguments():
     standardizer = Standardizer().fit(rows())
-    with pytest.raises(NormalizationError, match="padding is 'zero'; 'map' or 'mean'"):
+    with pytest.raises(NormalizationError, match="padding is 'zero'; one of 'map', 'mean' is needed"):
         standardizer.fold_into(nn.Linear(4, 1), padding="zero")
     with pytest.raises(NormalizationError, match="4 features are expected on axis 1"):
         standardizer.fold_into(nn.Linear(4, 1), torch.ones(2, 3))

@@ -365,7 +365,7 @@ def test_deepnorm_gradients_are_equal_over_layers_and_fall_with_depth():
 def test_wrong_sizes_and_names():
     with pytest.raises(NormalizationError, match="3 heads do not divide a width of 16"):
         TransformerLayer(16, 3)
-    with pytest.raises(NormalizationError, match="num_layers is 0; a finite number >= 1 is needed"):
+    with pytest.raises(NormalizationError, match="num_layers is 0; a whole number of at least 1 is needed"):
         Transformer(16, 2, 0)
     with pytest.raises(
         NormalizationError, match="activation is 'swish'; 'relu', 'gelu' or a function of a tensor is needed"

@@ -38,6 +38,8 @@ class ChannelFit:
         """
         zs, ys = _rows(z, axis), _rows(y, axis)
         n = zs.shape[1]
+        if not n:
+            return
         z_mean, y_mean = zs.mean(1), ys.mean(1)
         zs, ys = zs - z_mean[:, None], ys - y_mean[:, None]
         zz, zy = zs.square().sum(1), (zs * ys).sum(1)

@@ -1,6 +1,7 @@
 """How many groups a GroupNorm of a layer should have."""
 
 from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_whole
 
 MOST_GROUPS = 32  # of Wu & He 2018, arXiv:1803.08494, and of nearly every project since
 LEAST_CHANNELS = 4  # per group, where channels are all that a group has
@@ -23,9 +24,7 @@ def group_count(channels: int, positions: int = 1, most: int = MOST_GROUPS) -> i
     Raises:
         NormalizationError: If a number is less than 1.
     """
-    for name, value in (("channels", channels), ("positions", positions), ("most", most)):
-        if value < 1:
-            raise NormalizationError(f"{name} is {value}; a whole number of at least 1 is needed")
+    require_whole(channels=channels, positions=positions, most=most)
     for groups in range(min(most, channels), 0, -1):
         size, rest = divmod(channels, groups)
         if not rest and (size >= LEAST_CHANNELS or (positions > 1 and size * positions >= LEAST_ELEMENTS)):

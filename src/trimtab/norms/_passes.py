@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trimtab._torch import force_eager
 from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import refuse, require_module, shown
 
 Forward: TypeAlias = Callable[[nn.Module, Any], Any]
 Batches: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -27,8 +29,7 @@ def copy_of(model: nn.Module) -> nn.Module:
     Raises:
         NormalizationError: If it is no module, or something in it cannot be copied.
     """
-    if not isinstance(model, nn.Module):
-        raise NormalizationError(f"model must be a torch.nn.Module, but it is {type(model).__name__}")
+    require_module("model", model)
     try:
         return copy.deepcopy(model)
     except Exception as error:
@@ -59,10 +60,44 @@ def call(model: nn.Module, example: Any) -> Any:
     Returns:
         What the model returns.
     """
-    example = own(example)
-    if isinstance(example, Mapping):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple) else model(example)
+    given = own(example)
+    with told_what_was_given("example", example):
+        if isinstance(given, Mapping):
+            return model(**given)
+        return model(*given) if isinstance(given, tuple) else model(given)
+
+
+@contextmanager
+def told_what_was_given(name: str, value: object) -> Iterator[None]:
+    """Errors of the user's own model pass as they are, with a note of what trimtab called it with.
+
+    Args:
+        name: The argument that it came from.
+        value: What it was called with.
+
+    Yields:
+        Nothing.
+    """
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"The model raised this when it was called with {name}, which is {shown(value)}.")
+        raise
+
+
+def run(forward: Forward, model: nn.Module, batch: Any) -> Any:
+    """Call a model by the user's own function.
+
+    Args:
+        forward: How the model is called.
+        model: The model.
+        batch: One of `batches`.
+
+    Returns:
+        What the function returns.
+    """
+    with told_what_was_given("a batch of batches", batch):
+        return forward(model, batch)
 
 
 def feed(model: nn.Module, batch: Any) -> Any:
@@ -122,20 +157,26 @@ def fresh_passes(batches: Batches, several: bool) -> Callable[[], Iterable[Any]]
     Raises:
         NormalizationError: If nothing can be iterated over, or several passes are needed over a one-shot iterator.
     """
+    if isinstance(batches, (str, bytes, Mapping, nn.Module, type)):
+        refuse("batches", batches, "an iterable of batches or a function that returns one is needed")
     if not isinstance(batches, Iterable):
         if callable(batches):
-            return lambda: map(own, batches())
-        raise NormalizationError(
-            f"batches must be an iterable of batches or a function that returns one, but it is {type(batches).__name__}"
-        )
-    if isinstance(batches, Tensor):
-        raise NormalizationError("batches must be an iterable of batches, but it is one tensor; write batches=[tensor]")
+            return lambda: map(own, _iterable(batches()))
+        refuse("batches", batches, "an iterable of batches or a function that returns one is needed")
+    if isinstance(batches, (Tensor, np.ndarray)):
+        refuse("batches", batches, "an iterable of batches is needed, not one batch; write batches=[batch]")
     if several and isinstance(batches, Iterator):
         raise NormalizationError(
             "batches must give more than one pass, but it is a one-shot iterator; "
             "give the DataLoader, a list or a function that returns a fresh iterator"
         )
     return lambda: map(own, batches)
+
+
+def _iterable(given: Any) -> Iterable[Any]:
+    if not isinstance(given, Iterable):
+        refuse("what batches() returns", given, "an iterable of batches is needed")
+    return given
 
 
 def tensors(output: Any) -> list[Tensor]:

@@ -1,10 +1,12 @@
 """The tasks that `recommend` knows, and what a model shows of its task."""
 
 from collections import Counter
+from typing import Any
 
 from torch import nn
 
 from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import refuse
 
 FAMILIES = {
     "image-classification": "convolutional",
@@ -34,7 +36,7 @@ _OF_THE_NOTE = {  # names of a selection guide in circulation, with the batch si
 }
 
 
-def known_task(task: str) -> tuple[str, int | None]:
+def known_task(task: Any) -> tuple[str, int | None]:
     """The task by its proper name.
 
     Args:
@@ -46,6 +48,9 @@ def known_task(task: str) -> tuple[str, int | None]:
     Raises:
         NormalizationError: If there is no such task.
     """
+    if not isinstance(task, str):
+        hint = ", or a model: make one of the class" if isinstance(task, type) else ", or a model"
+        refuse("task", task, f"a word is needed, one of {', '.join(FAMILIES)}{hint}")
     plain = task.strip().lower().replace("_", "-").replace(" ", "-")
     if plain in FAMILIES:
         return plain, None

@@ -11,6 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import (
+    refuse,
+    require_device_and_dtype,
+    require_flag,
+    require_share,
+    require_tensor,
+    require_whole,
+)
 
 
 class Attention(nn.Module):
@@ -41,11 +49,15 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if nhead < 1 or d_model % nhead:
+        require_whole(d_model=d_model, nhead=nhead)
+        require_share(dropout=dropout)
+        require_flag(bias=bias)
+        require_device_and_dtype(device, dtype)
+        if d_model % nhead:
             raise NormalizationError(
                 f"{nhead} heads do not divide a width of {d_model}; d_model must be a multiple of nhead"
             )
-        self.nhead, self.dropout = nhead, dropout
+        self.d_model, self.nhead, self.dropout = d_model, nhead, dropout
         make = partial(nn.Linear, d_model, d_model, bias, device, dtype)
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = make(), make(), make(), make()
 
@@ -73,6 +85,11 @@ class Attention(nn.Module):
         Raises:
             NormalizationError: If a mask is of another shape or type, or causal is asked of another sequence.
         """
+        require_stream("x", x, self.d_model)
+        if memory is not None:
+            require_stream("memory", memory, self.d_model)
+        if not isinstance(causal, bool):
+            refuse("causal", causal, "True or False is needed")
         asked = x if memory is None else memory
         if causal and memory is not None:
             raise NormalizationError(
@@ -94,6 +111,21 @@ class Attention(nn.Module):
         return self.out_proj(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
+def require_stream(name: str, x: Tensor, d_model: int) -> None:
+    """Let only sequences of vectors of the model's width pass.
+
+    Args:
+        name: The argument.
+        x: What it is.
+        d_model: The width.
+
+    Raises:
+        NormalizationError: If it is no tensor, or of another shape.
+    """
+    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != d_model:
+        refuse(name, x, f"a tensor of shape (samples, positions, {d_model}) is needed")
+
+
 def _allowed(
     x: Tensor, asked: Tensor, mask: Tensor | None, attention_mask: Tensor | None, causal: bool, nhead: int
 ) -> Tensor | None:
@@ -101,6 +133,7 @@ def _allowed(
     whole = (len(x), nhead, x.shape[1], asked.shape[1])
     allowed: Tensor | None = None
     if mask is not None:
+        require_tensor("mask", mask)
         if mask.dtype != torch.bool or tuple(mask.shape) != tuple(asked.shape[:2]):
             raise NormalizationError(
                 f"the mask is {mask.dtype} of shape {tuple(mask.shape)}; torch.bool of shape {tuple(asked.shape[:2])} is "
@@ -108,6 +141,7 @@ def _allowed(
             )
         allowed = mask[:, None, None, :]
     if attention_mask is not None:
+        require_tensor("attention_mask", attention_mask)
         sizes = zip(reversed(attention_mask.shape), reversed(whole), strict=False)
         if attention_mask.dim() > 4 or any(given not in {1, size} for given, size in sizes):
             raise NormalizationError(

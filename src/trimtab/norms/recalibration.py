@@ -6,10 +6,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from trimtab._messages import say
 from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import (
+    refuse,
+    require_flag,
+    require_function,
+    require_module,
+    require_names,
+    require_values,
+    require_word,
+)
 from trimtab.norms._kinds import kind_of
 from trimtab.norms._passes import Batches, Forward, copy_of, feed, fresh_passes, undisturbed
 from trimtab.norms._pooled import Pool
@@ -133,11 +143,14 @@ def recalibrate(
         NormalizationError: If an option is unknown, the model has no running statistics, the batches are too few or one-shot,
             or a layer's input is not finite; the message names the first such layer.
     """
-    if upstream not in ("running", "batch"):
-        raise NormalizationError(f"upstream is {upstream!r}; 'running' and 'batch' are known")
-    if not isinstance(model, nn.Module):
-        raise NormalizationError(f"model must be a torch.nn.Module, but it is {type(model).__name__}")
+    require_word("upstream", upstream, ("running", "batch"))
+    require_module("model", model)
+    require_values(model)
+    require_flag(inplace=inplace)
+    require_function("forward", forward, "forward(model, batch)")
     model = model if inplace else copy_of(model)
+    if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+        refuse("group", group, "a torch.distributed.ProcessGroup, or None for this process alone, is needed")
     chosen = _chosen(model, layers)
     one_pass = fresh_passes(batches, several=upstream == "running")
     pools = {name: Pool(name, model.get_submodule(name), group) for name in chosen}
@@ -182,6 +195,7 @@ def _chosen(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
                 "the model has no BatchNorm with running statistics; there is nothing to recalibrate"
             )
         return list(there)
+    layers = require_names("layers", layers, "modules")
     if unknown := [name for name in layers if name not in there]:
         raise NormalizationError(
             f"layers holds {unknown[0]!r}, which is no BatchNorm with running statistics; there are: {', '.join(there)}"

@@ -12,9 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trimtab.errors import NormalizationError
-from trimtab.norms.attention import Attention
-from trimtab.norms.layers._checks import require_at_least
-from trimtab.norms.residual import NEEDS_NORM, DeepNormScale, Placement, Residual, deepnorm_scales
+from trimtab.norms._arguments import (
+    refuse,
+    require_device_and_dtype,
+    require_flag,
+    require_share,
+    require_whole,
+    require_word,
+)
+from trimtab.norms.attention import Attention, require_stream
+from trimtab.norms.residual import NEEDS_NORM, PLACEMENTS, DeepNormScale, Placement, Residual, deepnorm_scales, made
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "gelu": functional.gelu}
 _OPEN = ("pre", "sandwich", "rezero", "scaled")  # the stream leaves the last block without a norm
@@ -47,12 +54,14 @@ class FeedForward(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        require_whole(d_model=d_model, dim_feedforward=dim_feedforward)
+        require_share(dropout=dropout)
+        require_flag(bias=bias)
+        require_device_and_dtype(device, dtype)
         if isinstance(activation, str):
-            if activation not in _ACTIVATIONS:
-                raise NormalizationError(
-                    f"activation is {activation!r}; 'relu', 'gelu' or a function of a tensor is needed"
-                )
-            activation = _ACTIVATIONS[activation]
+            activation = _ACTIVATIONS.get(activation, activation)
+        if not callable(activation) or isinstance(activation, type):
+            refuse("activation", activation, "'relu', 'gelu' or a function of a tensor is needed")
         self.fc1 = nn.Linear(d_model, dim_feedforward, bias, device, dtype)
         self.fc2 = nn.Linear(dim_feedforward, d_model, bias, device, dtype)
         self.activation = activation
@@ -120,10 +129,16 @@ class TransformerLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        require_whole(d_model=d_model)
+        require_flag(cross_attention=cross_attention)
+        require_device_and_dtype(device, dtype)
+        require_word("placement", placement, PLACEMENTS)
         if scale is None and placement == "deep":
             raise NormalizationError(
                 "placement 'deep' needs scale, one of the two of deepnorm_scales(encoder_layers, decoder_layers)"
             )
+        if scale is not None and not isinstance(scale, DeepNormScale):
+            refuse("scale", scale, "a DeepNormScale is needed, one of the two of deepnorm_scales(...)")
         if scale is not None and placement != "deep":
             raise NormalizationError(f"placement {placement!r} has no scale: leave it out, or take 'deep'")
         place: Callable[[nn.Module], Residual] = partial(
@@ -140,7 +155,7 @@ class TransformerLayer(nn.Module):
         self.attention = place(attention())
         self.cross_attention = place(attention()) if cross_attention else None
         self.feed_forward = place(FeedForward(d_model, dim_feedforward, dropout, activation, bias, device, dtype))
-        self.scale = scale
+        self.d_model, self.scale = d_model, scale
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -180,6 +195,7 @@ class TransformerLayer(nn.Module):
         Raises:
             NormalizationError: If memory is missing, or there is no cross attention for it; if a mask is of another shape or type.
         """
+        require_stream("x", x, self.d_model)
         if (memory is None) != (self.cross_attention is None):
             raise NormalizationError(
                 "the layer has cross attention and needs memory"
@@ -208,6 +224,10 @@ def _norm_maker(
         )
     if norm is None and placement in NEEDS_NORM:
         return partial(nn.LayerNorm, d_model, device=device, dtype=dtype)
+    if norm is not None and not callable(norm):
+        refuse(
+            "norm", norm, f"a function that makes a norm is needed, such as functools.partial(nn.RMSNorm, {d_model})"
+        )
     return norm
 
 
@@ -260,7 +280,9 @@ class Transformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        require_at_least("num_layers", num_layers, 1)
+        require_whole(num_layers=num_layers)
+        require_word("placement", placement, PLACEMENTS)
+        require_flag(cross_attention=cross_attention)
         if scale is None and placement == "deep":
             # A decoder's constants do not depend on the depth of its encoder.
             alone, behind = deepnorm_scales(num_layers)[0], deepnorm_scales(1, num_layers)[1]
@@ -283,7 +305,7 @@ class Transformer(nn.Module):
         )
         self.layers = nn.ModuleList(make() for _ in range(num_layers))
         make_norm = _norm_maker(norm, placement, d_model, device, dtype)
-        self.norm = make_norm() if placement in _OPEN and make_norm is not None else None
+        self.norm = made(make_norm) if placement in _OPEN and make_norm is not None else None
 
     def forward(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_share, require_whole
 from trimtab.norms._kinds import kind_of
 from trimtab.norms.auditing._fact import Fact, View, called, running
 
@@ -31,10 +31,8 @@ def momentum_for_updates(momentum: float, updates: int) -> float:
     Raises:
         NormalizationError: If the momentum is not in [0, 1], or there is less than one update.
     """
-    if not 0.0 <= momentum <= 1.0:
-        raise NormalizationError(f"momentum is {momentum}; a number from 0 to 1 is needed")
-    if updates < 1:
-        raise NormalizationError(f"updates is {updates}; a whole number of at least 1 is needed")
+    require_share(momentum=momentum)
+    require_whole(updates=updates)
     return float(1.0 - (1.0 - momentum) ** (1.0 / updates))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import refuse, require_function, require_names, require_values, require_whole
 from trimtab.norms._groups import require_groups
 from trimtab.norms._kinds import BATCH_KINDS, kind_of, names_of, replace
 from trimtab.norms._passes import Batches, Forward, copy_of, feed, fresh_passes
@@ -115,8 +116,15 @@ def convert(
             batches in `batches`.
     """
     kind = _target(to)
+    if groups is not None:
+        require_whole(groups=groups)
+    if kind != "group_norm" and groups is not None:
+        raise NormalizationError(f"groups is {groups}, but {kind} has no groups; leave it out, or ask for 'group_norm'")
+    require_function("forward", forward, "forward(model, batch)")
     old, new = copy_of(model), copy_of(model)
     names = _chosen(old, kind, groups, layers)
+    if batches is not None:
+        require_values(old)
     one_pass = None if batches is None else fresh_passes(batches, several=True)
     shapes = {} if one_pass is None else input_shapes(old, names, one_pass, forward)
     like = next(chain(old.parameters(), old.buffers()), None)
@@ -155,7 +163,7 @@ def _target(to: str) -> str:
     plain = (to if isinstance(to, str) else "").lower().replace("_", "").replace("-", "").replace(" ", "")
     found = _SHORT.get(plain)
     if found is None:
-        raise NormalizationError(f"to is {to!r}; known are {', '.join(map(repr, TARGETS))}")
+        refuse("to", to, f"known are {', '.join(map(repr, TARGETS))}")
     return found
 
 
@@ -163,6 +171,7 @@ def _chosen(model: nn.Module, kind: str, groups: int | None, layers: Sequence[st
     """Returns the normalizations to convert, each once."""
     there = {name: module for name, module in model.named_modules() if kind_of(module) is not None}
     if layers is not None:
+        layers = require_names("layers", layers, "modules")
         every = {name: m for name, m in model.named_modules(remove_duplicate=False) if kind_of(m) is not None}
         if unknown := [name for name in layers if name not in every]:
             raise NormalizationError(

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_names, require_values
 from trimtab.norms._kinds import BATCH_KINDS, is_row_norm, kind_of, replace
 from trimtab.norms._passes import copy_of
 from trimtab.norms.folding._plan import Plan, Refused
@@ -100,9 +101,12 @@ def fold(
     Raises:
         NormalizationError: If the model is no module or cannot be copied, or a kind is unknown.
     """
+    kinds = require_names("kinds", kinds, "folds")
     if unknown := [kind for kind in kinds if kind not in _PLANNERS]:
         raise NormalizationError(f"kinds holds {unknown[0]!r}; known are {', '.join(map(repr, _PLANNERS))}")
     folded = copy_of(model)
+    if example is not None:
+        require_values(model)
     wiring = wire(copy.deepcopy(model), example)
     refused: list[tuple[tuple[str, ...], str]] = []
     made: list[tuple[Plan, float]] = []

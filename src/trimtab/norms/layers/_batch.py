@@ -7,7 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.errors import NormalizationError
-from trimtab.norms.layers._checks import require_eps
+from trimtab.norms._arguments import (
+    require_device_and_dtype,
+    require_eps,
+    require_flag,
+    require_number,
+    require_tensor,
+    require_whole,
+)
 
 
 class BatchNormBase(nn.Module):
@@ -37,7 +44,12 @@ class BatchNormBase(nn.Module):
         *,
         bias: bool = True,
     ) -> None:
+        require_whole(0, num_features=num_features)
         require_eps(eps)
+        if momentum is not None:
+            require_number(momentum=momentum)
+        require_flag(affine=affine, track_running_stats=track_running_stats, bias=bias)
+        require_device_and_dtype(device, dtype)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
 
     def require_input(self, x: Tensor) -> None:
@@ -47,11 +59,12 @@ class BatchNormBase(nn.Module):
             x: The input.
 
         Raises:
-            NormalizationError: If its number of axes or of channels is another.
+            NormalizationError: If it is no tensor, or its number of axes or of channels is another.
         """
         try:
             self._check_input_dim(x)
-        except ValueError as error:
+        except (ValueError, AttributeError) as error:
+            require_tensor("input", x)  # asked only now, so that tensors, which come at every step, pay nothing
             raise NormalizationError(f"{type(self).__name__}: {error}") from None
         if x.shape[1] != self.num_features:
             raise NormalizationError(

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import is_whole, refuse, require_at_least
 from trimtab.norms.layers._batch import BatchNormBase, move_running
-from trimtab.norms.layers._checks import require_at_least
 from trimtab.norms.layers._paths import eager_on_cpu
 
 
@@ -101,12 +101,15 @@ class _BatchRenorm(BatchNormBase):
         d_max: float = 5.0,
         warm_up: tuple[int, int, int] = (5000, 40000, 25000),
     ) -> None:
-        require_at_least("r_max", r_max, 1.0)
-        require_at_least("d_max", d_max, 0.0)
-        if len(warm_up) != 3 or not 0 <= warm_up[0] <= min(warm_up[1:]):
-            raise NormalizationError(
-                f"warm_up is {warm_up}; three step numbers are needed: where the limits begin to rise, and, not before "
-                f"it, where r_max and where d_max is reached"
+        require_at_least(1.0, r_max=r_max)
+        require_at_least(0.0, d_max=d_max)
+        several = isinstance(warm_up, (tuple, list)) and len(warm_up) == 3 and all(map(is_whole, warm_up))
+        if not several or not 0 <= warm_up[0] <= min(warm_up[1:]):
+            refuse(
+                "warm_up",
+                warm_up,
+                "three step numbers are needed: where the limits begin to rise, and, not before it, where r_max and "
+                "where d_max is reached",
             )
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
         self.r_max, self.d_max, self.warm_up = r_max, d_max, tuple(warm_up)

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_whole
 from trimtab.norms.layers._batch import BatchNormBase
-from trimtab.norms.layers._checks import require_at_least
 
 
 class _GhostBatchNorm(BatchNormBase):
@@ -23,7 +23,7 @@ class _GhostBatchNorm(BatchNormBase):
         bias: bool = True,
         ghost_size: int = 32,
     ) -> None:
-        require_at_least("ghost_size", ghost_size, 1)
+        require_whole(ghost_size=ghost_size)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
         self.ghost_size = ghost_size
 

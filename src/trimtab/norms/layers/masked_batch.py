@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_tensor
 from trimtab.norms.layers._batch import BatchNormBase
 from trimtab.norms.layers._masked_kernel import masked_batch_norm
 
@@ -44,6 +45,7 @@ class _MaskedBatchNorm(BatchNormBase):
 def _positions(x: Tensor, mask: Tensor) -> Tensor:
     """Returns the mask with the shape of the input's positions."""
     expected = (x.shape[0], *x.shape[2:])
+    require_tensor("mask", mask)
     if mask.dtype != torch.bool:
         raise NormalizationError(
             f"the mask has dtype {mask.dtype}; torch.bool is needed, true where a position is real"

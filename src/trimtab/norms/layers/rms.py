@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trimtab.errors import NormalizationError
-from trimtab.norms.layers._checks import require_eps
+from trimtab.norms._arguments import require_device_and_dtype, require_eps, require_flag, require_tensor, sizes_of
 from trimtab.norms.layers._kernels import address, compiled_kernel
 from trimtab.norms.layers._paths import eager_on_cpu
 
@@ -171,8 +171,11 @@ class RMSNorm(nn.RMSNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        require_eps(eps)
-        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        if eps is not None:
+            require_eps(eps)
+        require_flag(elementwise_affine=elementwise_affine)
+        require_device_and_dtype(device, dtype)
+        super().__init__(list(sizes_of(normalized_shape)), eps, elementwise_affine, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize.
@@ -186,6 +189,7 @@ class RMSNorm(nn.RMSNorm):
         Raises:
             NormalizationError: If the last axes are not `normalized_shape`.
         """
+        require_tensor("x", x)
         shape, weight = self.normalized_shape, self.weight
         if tuple(x.shape[-len(shape) :]) != shape:
             raise NormalizationError(

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from trimtab.errors import NormalizationError
 from trimtab.norms.standardizer._dense import dense_sums, exact, guess, sample
+from trimtab.norms.standardizer._inputs import require_dense
 from trimtab.norms.standardizer.columns import ColumnSums, Floats, from_shifted
 
 _SLAB = 1 << 22  # values in float64 at a time: 32 MiB
@@ -25,15 +26,10 @@ def rows_of(x: Tensor, feature_dim: int) -> Tensor:
     Raises:
         NormalizationError: If it cannot be read as numbers with features.
     """
-    if x.layout is not torch.strided:
-        raise NormalizationError(
-            f"a tensor of layout {x.layout} was given; a strided tensor or a SciPy sparse matrix is expected"
-        )
-    if x.is_complex():
-        raise NormalizationError(f"Complex data not supported: the tensor has dtype {x.dtype}")
+    require_dense("X", x)
     x = x.detach()
     if x.dim() == 0:
-        raise NormalizationError("a tensor without axes was given; (samples, features) is expected")
+        raise NormalizationError("X is a tensor without axes; (samples, features) is expected")
     if x.dim() == 1:
         return x[:, None]
     if x.dim() > 2:
@@ -61,9 +57,7 @@ def tensor_sums(x: Tensor, feature_dim: int, weight: Floats | None) -> ColumnSum
     """
     rows = rows_of(x, feature_dim)
     if 0 in rows.shape:
-        raise NormalizationError(
-            f"a tensor of shape {tuple(x.shape)} was given; at least one sample and one feature are expected"
-        )
+        raise NormalizationError(f"X has shape {tuple(x.shape)}; at least one sample and one feature are expected")
     if weight is not None and len(weight) != len(rows):
         weight = np.repeat(weight, len(rows) // len(weight))  # all places of a sample weigh the same
     floating = rows.dtype.is_floating_point

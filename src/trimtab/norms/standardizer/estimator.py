@@ -9,11 +9,12 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
 from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_flag
 from trimtab.norms.standardizer._dense import dense_sums
 from trimtab.norms.standardizer._fitted import state_of, union
 from trimtab.norms.standardizer._foldable import Foldable
 from trimtab.norms.standardizer._inputs import batches, check_weight, grain_of, is_plain, is_stream, refuse_zeros
-from trimtab.norms.standardizer._scaling import feature_axis, scale_array, scale_tensor, scaling
+from trimtab.norms.standardizer._scaling import feature_axis, refuse_infinite, scale_array, scale_tensor, scaling
 from trimtab.norms.standardizer._sparse import scale_columns, sparse_sums
 from trimtab.norms.standardizer._tensors import tensor_sums
 from trimtab.norms.standardizer.columns import ColumnSums, merge
@@ -143,8 +144,8 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
             sums = tensor_sums(X, self.feature_dim, check_weight(sample_weight, samples))
             if known is not None and sums.size != known.size:
                 raise NormalizationError(
-                    f"the tensor of shape {tuple(X.shape)} has {sums.size} features, "
-                    f"but Standardizer is expecting {known.size} features as input"
+                    f"X has {sums.size} features, but Standardizer is expecting {known.size} features as input; "
+                    f"the shape of the tensor is {tuple(X.shape)}"
                 )
             self.n_features_in_ = sums.size
         else:
@@ -197,7 +198,7 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
 
         Raises:
             NotFittedError: If nothing was seen yet.
-            NormalizationError: If the features are others than in fitting.
+            NormalizationError: If the features are others than in fitting, or a value is infinite.
         """
         return self._scale(X, copy, inverse=False)
 
@@ -213,14 +214,17 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
 
         Raises:
             NotFittedError: If nothing was seen yet.
-            NormalizationError: If the features are others than in fitting.
+            NormalizationError: If the features are others than in fitting, or a value is infinite.
         """
         return self._scale(X, copy, inverse=True)
 
     def _scale(self, X: Any, copy: bool | None, inverse: bool) -> Any:
         columns = self._seen
-        copy = self.copy if copy is None else copy
+        if copy is not None:
+            require_flag(copy=copy)
+        copy = self.copy if copy is None else bool(copy)
         if isinstance(X, Tensor):
+            refuse_infinite(X)
             axis = feature_axis(X, self.feature_dim, columns.size)
             wide = not X.dtype.is_floating_point or X.element_size() == 8
             kind = np.dtype(np.float64 if wide and X.device.type != "mps" else np.float32)

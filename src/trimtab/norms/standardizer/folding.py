@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from trimtab._messages import say
 from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_module, require_names, require_values, require_word
 from trimtab.norms.standardizer._first import by_running, by_structure, refuse_shared
+from trimtab.norms.standardizer._inputs import example_of
 from trimtab.norms.standardizer._layers import NAMES, Change, changed, foldable, input_width, refuse_unready
 from trimtab.norms.standardizer._scaling import feature_axis
 from trimtab.norms.standardizer._verify import Measured, device_of, dtype_of, example_shape, measure, refuse_if_wrong
@@ -86,10 +88,11 @@ def fold_affine(
     Raises:
         FoldError: If no layer can take it, a layer or its weights are used elsewhere too, or the two models differ by more than
             rounding when run.
-        NormalizationError: If `padding` is unknown or a statistic is not finite.
+        NormalizationError: If `padding` is unknown, a statistic or the example is not finite, or an argument is of another kind.
     """
-    if padding not in {"map", "mean"}:
-        raise NormalizationError(f"padding is {padding!r}; 'map' or 'mean' is expected")
+    require_module("model", model)
+    require_values(model)
+    require_word("padding", padding, ("map", "mean"))
     middle, spread = torch.tensor(mean, dtype=torch.float64), torch.tensor(scale, dtype=torch.float64)
     if not (middle.isfinite().all() and spread.isfinite().all() and spread.all()):
         raise NormalizationError(
@@ -97,8 +100,8 @@ def fold_affine(
         )
     device = device_of(model)
     statistics = Statistics(middle.to(device), spread.to(device), feature_dim)
-    raw = None if example is None else torch.as_tensor(example).detach().to(device, torch.float64)
-    names = _readers(model, raw, statistics, inverse) if layers is None else _named(model, raw, list(layers))
+    raw = None if example is None else example_of(example).to(device)
+    names = _readers(model, raw, statistics, inverse) if layers is None else _named(model, raw, layers)
     for name in names:
         _refuse_unknown(model, name)
         refuse_unready(model.get_submodule(name), name or "the model")
@@ -118,7 +121,7 @@ def fold_affine(
 
     folded = fold(copy.deepcopy(model), names)
     if raw is not None:
-        standard = statistics.standardize(raw, feature_axis(raw, feature_dim, len(middle)))
+        standard = statistics.standardize(raw, feature_axis(raw, feature_dim, len(middle), "example"))
         old, new = (raw, standard) if inverse else (standard, raw)
         measured = measure(model, folded, lambda part: fold(part, names), old, new)
     else:
@@ -183,7 +186,7 @@ def _readers(model: nn.Module, raw: Tensor | None, statistics: Statistics, inver
             f"the first layer of a {type(model).__name__} cannot be told from its structure; "
             "give a batch of raw inputs (example=...) to find it by a run"
         )
-    standard = statistics.standardize(raw, feature_axis(raw, statistics.feature_dim, len(statistics.mean)))
+    standard = statistics.standardize(raw, feature_axis(raw, statistics.feature_dim, len(statistics.mean), "example"))
     names = by_running(copy.deepcopy(model), (raw if inverse else standard).to(dtype_of(model)))
     if not names:
         raise FoldError(
@@ -193,8 +196,9 @@ def _readers(model: nn.Module, raw: Tensor | None, statistics: Statistics, inver
     return names
 
 
-def _named(model: nn.Module, raw: Tensor | None, names: list[str]) -> list[str]:
+def _named(model: nn.Module, raw: Tensor | None, layers: Iterable[str]) -> list[str]:
     """Returns the names that were given, if they can be checked."""
+    names = list(require_names("layers", layers, "modules"))
     if not names:
         raise NormalizationError("layers names no layer; leave it out to have the layers found")
     for name in names:
