@@ -268,3 +268,17 @@ def test_nobody_hears_twice_through_somebody_elses_wrapper(says_what_it_wraps):
         assert [len(ear.heard) for ear in ears] == [4, 4]
     finally:
         torch.autograd.backward = original
+
+
+def test_hooks():
+    layer = nn.Linear(2, 2)
+    assert not _torch.has_hooks(layer)
+    before, after = (lambda module, args: None), (lambda module, args, output: None)
+    handles = [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]
+    assert _torch.forward_hooks(layer) == (before, after)
+    assert _torch.has_hooks(layer)
+    for handle in handles:
+        handle.remove()
+    layer.register_full_backward_hook(lambda module, into, out: None)
+    assert _torch.forward_hooks(layer) == ()
+    assert _torch.has_hooks(layer)

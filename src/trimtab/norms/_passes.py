@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trimtab._torch import force_eager
 from trimtab.errors import NormalizationError
 from trimtab.norms._arguments import refuse, require_module, shown
+from trimtab.norms._hooks import hooks_forget
 
 Forward: TypeAlias = Callable[[nn.Module, Any], Any]
 Batches: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -118,7 +119,7 @@ def feed(model: nn.Module, batch: Any) -> Any:
 
 @contextmanager
 def undisturbed(model: nn.Module, training: bool | None = False) -> Iterator[None]:
-    """Without gradients, and with every mode and the random state put back at the end; compiled code runs eagerly.
+    """Without gradients, and with every mode, the random state and what hooks note put back; compiled code runs eagerly.
 
     Args:
         model: The model.
@@ -130,7 +131,8 @@ def undisturbed(model: nn.Module, training: bool | None = False) -> Iterator[Non
     modes = [(module, module.training) for module in model.modules()]
     compiled = any(type(module).__name__ == "OptimizedModule" for module, _ in modes)
     devices = {p.device for p in model.parameters() if p.is_cuda}
-    with torch.no_grad(), torch.random.fork_rng(devices=[d.index for d in devices if d.index is not None]):
+    indices = [device.index for device in devices if device.index is not None]
+    with torch.no_grad(), torch.random.fork_rng(devices=indices), hooks_forget(model):
         try:
             if training is not None:
                 model.train(training)

@@ -43,7 +43,7 @@ def audit(
     | decay-on-norm | weight decay on weight or bias | optimizer |
     | bias-before-norm | whether the layer before has a bias without effect; never amiss | |
 
-    Nothing of the model is changed: the example runs in evaluation mode, on a copy.
+    Nothing of the model is changed: the example runs in evaluation mode, on a copy, and what hooks note is taken back.
 
     Args:
         model: The model.

@@ -93,6 +93,7 @@ def convert(
     whose function changes are fitted per channel to its old output by least squares (in evaluation mode, with the
     inputs that the old model gives it), running statistics that are new are pooled, and the change of each layer and of
     the model is measured. A conversion that is not exact is never called so, however small the change on the batches.
+    Hooks run meanwhile, and what they note is taken back.
 
     "layer_norm" and "rms_norm" normalize over the channels at each position; for all positions of a sample together
     ask for "group_norm" with `groups=1`. "none" leaves a scale and a shift per channel.

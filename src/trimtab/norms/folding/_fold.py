@@ -87,7 +87,8 @@ def fold(
     are counted and every use of every module's output is seen, so that a fold is right for the way that the model takes
     on the example (`traced` is False where that was the only witness). Each fold is checked in float64 on random inputs, the whole model on the example. Whatever is
     not exact, or cannot be shown to be, is refused with a reason: shared modules (pytorch#197539), tied parameters, more
-    than one user, training mode, no statistics, hooks, parametrizations, another layer between.
+    than one user, training mode, no statistics, hooks, parametrizations, another layer between. Hooks of other modules run
+    while the model is traced and compared; what they note is taken back.
 
     Args:
         model: The model; a copy of it is folded.

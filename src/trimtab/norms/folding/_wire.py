@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from trimtab._torch import forward_hooks
 from trimtab.norms._kinds import DROPOUTS
 
 SHAPE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"})
@@ -32,6 +33,6 @@ def is_transparent(module: nn.Module) -> bool:
     Returns:
         True for `nn.Identity` and its subclasses without hooks, and for dropout in evaluation mode.
     """
-    if module._forward_hooks or module._forward_pre_hooks:
+    if forward_hooks(module):
         return False
     return isinstance(module, nn.Identity) or (type(module) in DROPOUTS and not module.training)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.norms._hooks import hooks_forget
 from trimtab.norms._kinds import DROPOUTS, kind_of
 from trimtab.norms.standardizer._layers import NAMES, foldable
 from trimtab.norms.standardizer._verify import same_numbers
@@ -78,7 +79,7 @@ def by_running(model: nn.Module, x: Tensor) -> list[str]:
         module.register_forward_pre_hook(look(name)) for name, module in model.named_modules() if foldable(module)
     ]
     try:
-        with same_numbers(x.device), torch.no_grad():
+        with same_numbers(x.device), torch.no_grad(), hooks_forget(model):
             model(x)
     finally:
         for handle in handles:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.norms._hooks import hooks_forget
 from trimtab.norms.standardizer._layers import convolution_of, input_width
 from trimtab.norms.standardizer.errors import FoldError
 from trimtab.norms.standardizer.padded import ConvTranspose
@@ -157,7 +158,7 @@ def _apart(old: nn.Module, new: nn.Module, old_input: Tensor, new_input: Tensor)
     """Returns max |f - g| and max |f| over all tensors of the output."""
     outputs = []
     for model, x in ((old, old_input), (new, new_input)):
-        with torch.no_grad(), same_numbers(x.device):
+        with torch.no_grad(), same_numbers(x.device), hooks_forget(model):
             outputs.append(list(_tensors(model(x))))
     before, after = outputs
     if not before or len(before) != len(after):
