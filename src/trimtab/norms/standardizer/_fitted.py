@@ -1,7 +1,8 @@
 """What a fitted `Standardizer` knows: numbers derived from its column sums, and how sums of several become one."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,21 @@ class Fitted:
         columns, scale = self._seen, self.scale_
         mean = columns.mean if self.with_mean else np.zeros(columns.size)
         return mean, np.ones(columns.size) if scale is None else scale
+
+    @contextmanager
+    def _unchanged_on_failure(self) -> Iterator[None]:
+        """Put back every attribute if something is raised: none of their values is ever written into.
+
+        Yields:
+            Nothing.
+        """
+        before = dict(self.__dict__)
+        try:
+            yield
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
 
     def _warn(self) -> None:
         """Warn, once a feature, of variance that storage has lost."""

@@ -73,7 +73,7 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
     # ------------------------------------------------------------------------------------------------ fitting
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Forget what was seen, and see this.
+        """Forget what was seen, and see this. A call that raises changes nothing.
 
         Args:
             X: Data of any accepted kind.
@@ -86,11 +86,12 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
         Raises:
             NormalizationError: As in `partial_fit`, and if all weights are zero.
         """
-        refuse_zeros(sample_weight)
-        for name in ("_columns", "_told"):
-            self.__dict__.pop(name, None)
-        self._see(X, sample_weight)
-        self._warn()
+        with self._unchanged_on_failure():
+            refuse_zeros(sample_weight)
+            for name in ("_columns", "_told"):
+                self.__dict__.pop(name, None)
+            self._see(X, sample_weight)
+            self._warn()
         return self
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
@@ -109,8 +110,9 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
         Raises:
             NormalizationError: If the data is infinite, empty, or of another number of features, or weights do not fit.
         """
-        self._see(X, sample_weight)
-        self._warn()
+        with self._unchanged_on_failure():
+            self._see(X, sample_weight)
+            self._warn()
         return self
 
     def _see(self, X: Any, sample_weight: Any) -> None:
