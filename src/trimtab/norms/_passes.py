@@ -117,6 +117,21 @@ def feed(model: nn.Module, batch: Any) -> Any:
     return model(batch[0]) if isinstance(batch, (tuple, list)) else model(batch)
 
 
+def outcome(model: nn.Module, example: Any) -> Any:
+    """What a model returns for an example in the mode it is in, with the same random numbers each time.
+
+    Args:
+        model: The model. Its buffers may move: hand over a copy.
+        example: As for `call`.
+
+    Returns:
+        What the model returns.
+    """
+    with undisturbed(model, training=None):
+        torch.manual_seed(0)
+        return call(model, example)
+
+
 @contextmanager
 def undisturbed(model: nn.Module, training: bool | None = False) -> Iterator[None]:
     """Without gradients, and with every mode, the random state and what hooks note put back; compiled code runs eagerly.

@@ -166,22 +166,26 @@ def recalibrate(
         for name in pools
         if not pools[name].calls
     )
-    compared = [
-        layer for layer in told if layer.exact or upstream == "batch"
-    ]  # not places of one layer with each other
-    if uneven := [layer for layer in compared if abs(layer.gap) > WORTH_A_WARNING]:
-        worst = max(uneven, key=lambda layer: abs(layer.gap))
-        message = say(
-            "In {count} of {all} layers the mean of the batch variances differs from the pooled variance by more than "
-            "10 %, most in {name}, by {gap:.0%}: the batches are not alike. Evaluation now uses the pooled variance; the "
-            "weights were trained with the batches' own.",
-            count=len(uneven),
-            all=len(compared),
-            name=worst.name or "the model itself",
-            gap=worst.gap,
-        )
+    if (message := _unequal([layer for layer in told if layer.exact or upstream == "batch"])) is not None:
         warnings.warn(message, UnequalBatchesWarning, stacklevel=2)
     return Recalibrated(model, told, skipped)
+
+
+def _unequal(layers: list[LayerStatistics]) -> str | None:
+    """Returns what to say of layers whose batches are not alike; none is there that mixes the places of a shared layer."""
+    uneven = [layer for layer in layers if abs(layer.gap) > WORTH_A_WARNING]
+    if not uneven:
+        return None
+    worst = max(uneven, key=lambda layer: abs(layer.gap))
+    return say(
+        "In {count} of {all} layers the mean of the batch variances differs from the pooled variance by more than "
+        "10 %, most in {name}, by {gap:.0%}: the batches are not alike. Evaluation now uses the pooled variance; the "
+        "weights were trained with the batches' own.",
+        count=len(uneven),
+        all=len(layers),
+        name=worst.name or "the model itself",
+        gap=worst.gap,
+    )
 
 
 def _chosen(model: nn.Module, layers: Sequence[str] | None) -> list[str]:

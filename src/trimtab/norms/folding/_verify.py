@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trimtab.errors import NormalizationError
 from trimtab.norms._kinds import BATCH_KINDS, CONVOLUTIONS, TRANSPOSED, kind_of
-from trimtab.norms._passes import call, difference, tensors, undisturbed
+from trimtab.norms._passes import difference, outcome, tensors
 from trimtab.norms.folding._plan import Plan, Refused
 
 _ROWS = 16
@@ -62,24 +62,18 @@ def verify_model(original: nn.Module, folded: nn.Module, example: Any) -> tuple[
     Raises:
         NormalizationError: If there is nothing to compare, since the model returns no finite number.
     """
-    before = _output(original, example)
+    before = outcome(original, example)
     told = tensors(before)
     if told and not any(bool(t.isfinite().any()) for t in told):
         raise NormalizationError(
             "example makes the model return no finite number, which shows nothing; an example like its real inputs is needed"
         )
     try:
-        after = _output(folded, example)
+        after = outcome(folded, example)
     except Exception:  # the model reads something of a layer that is no longer there
         return math.inf, 0.0
     largest, _, _ = difference(before, after)
     return largest, tolerance(original, before)
-
-
-def _output(model: nn.Module, example: Any) -> Any:
-    with undisturbed(model, training=None):
-        torch.manual_seed(0)
-        return call(model, example)
 
 
 def tolerance(module: nn.Module, output: Any) -> float:

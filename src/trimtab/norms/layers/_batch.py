@@ -90,6 +90,20 @@ class BatchNormBase(nn.Module):
             move_running(self.running_mean, self.running_var, seen, mean, unbiased, momentum, share)
 
 
+def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel, in float32 or better.
+
+    Args:
+        x: Shape (N, C, *).
+
+    Returns:
+        Two of shape (C,).
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    variance, mean = torch.var_mean(wide, [0, *range(2, x.dim())], correction=0)
+    return mean, variance
+
+
 @torch.no_grad()
 def move_running(
     running_mean: Tensor,

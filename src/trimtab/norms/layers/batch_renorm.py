@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from trimtab.errors import NormalizationError
 from trimtab.norms._arguments import is_whole, refuse, require_at_least
-from trimtab.norms.layers._batch import BatchNormBase, move_running
+from trimtab.norms.layers._batch import BatchNormBase, batch_statistics, move_running
 from trimtab.norms.layers._paths import eager_on_cpu
 
 
@@ -180,10 +180,7 @@ def _statistics(x: Tensor, by_kernel: bool) -> tuple[Tensor, Tensor]:
     if by_kernel and x.dtype in {torch.float32, torch.float64}:
         mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
         return mean, variance
-    variance, mean = torch.var_mean(
-        x.to(torch.promote_types(x.dtype, torch.float32)), [0, *range(2, x.dim())], correction=0
-    )
-    return mean, variance
+    return batch_statistics(x)
 
 
 class BatchRenorm1d(_BatchRenorm, nn.BatchNorm1d):

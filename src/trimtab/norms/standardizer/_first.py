@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from trimtab.norms._hooks import hooks_forget
 from trimtab.norms._kinds import DROPOUTS, kind_of
+from trimtab.norms._passes import told_what_was_given, undisturbed
 from trimtab.norms.standardizer._layers import NAMES, foldable
-from trimtab.norms.standardizer._verify import same_numbers
 from trimtab.norms.standardizer.errors import FoldError
 
 
@@ -79,7 +77,7 @@ def by_running(model: nn.Module, x: Tensor) -> list[str]:
         module.register_forward_pre_hook(look(name)) for name, module in model.named_modules() if foldable(module)
     ]
     try:
-        with same_numbers(x.device), torch.no_grad(), hooks_forget(model):
+        with undisturbed(model, training=None), told_what_was_given("example", x):
             model(x)
     finally:
         for handle in handles:

@@ -5,10 +5,10 @@ exact for no padding and for padding that repeats the image (reflect, replicate,
 after folding: see `padded`. Transposed convolutions hold the mean in a map, recurrent layers in the biases of their gates.
 """
 
-import copy
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from trimtab._messages import say
 from trimtab.errors import NormalizationError
 from trimtab.norms._arguments import require_module, require_names, require_values, require_word
+from trimtab.norms._passes import copy_of
 from trimtab.norms.standardizer._first import by_running, by_structure, refuse_shared
 from trimtab.norms.standardizer._inputs import example_of
 from trimtab.norms.standardizer._layers import NAMES, Change, changed, foldable, input_width, refuse_unready
@@ -106,47 +107,19 @@ def fold_affine(
         _refuse_unknown(model, name)
         refuse_unready(model.get_submodule(name), name or "the model")
         refuse_shared(model, name)
-
-    def fold(part: nn.Module, places: list[str]) -> nn.Module:
-        for name in places:
-            layer = part.get_submodule(name)
-            width = input_width(layer)
-            _refuse_unseen_flattening(model, raw, width, len(middle), name or "the model")
-            change = statistics.change(inverse).widened(width, statistics.tiled(raw), name or "the model")
-            taken = changed(layer, change, padding, name or "the model")
-            if not name:
-                return taken
-            part.set_submodule(name, taken)
-        return part
-
-    folded = fold(copy.deepcopy(model), names)
-    if raw is not None:
+    fold = partial(_folded, model=model, raw=raw, statistics=statistics, padding=padding, inverse=inverse)
+    folded = fold(copy_of(model), names)
+    if raw is None:
+        measured = _layers_apart(model, folded, names, fold, statistics, inverse)
+    else:
         standard = statistics.standardize(raw, feature_axis(raw, feature_dim, len(middle), "example"))
         old, new = (raw, standard) if inverse else (standard, raw)
         measured = measure(model, folded, lambda part: fold(part, names), old, new)
-    else:
-        measured = Measured(0.0, 0.0, 0.0)
-        for name in names:
-            layer = model.get_submodule(name)
-            old, new = _inputs(layer, statistics, inverse)
-            measured = measured.worse(
-                measure(layer, folded.get_submodule(name), lambda part: fold(part, [""]), old, new)
-            )
     ratio = float((statistics.mean / statistics.scale).abs().max())
     refuse_if_wrong(measured, names, ratio, dtype_of(model))
     if measured.difference > _WORTH_A_WARNING * measured.size:
-        warnings.warn(
-            say(
-                "in {dtype} the folded model differs by {difference:.2g} of {size:.2g}: the raw inputs lie {ratio:.2g} standard "
-                "deviations from zero, and W x and the new bias cancel. Keep the standardization outside, or use float64.",
-                dtype=str(dtype_of(model)),
-                difference=measured.difference,
-                size=measured.size,
-                ratio=ratio,
-            ),
-            CancellationWarning,
-            stacklevel=3,
-        )
+        message = _cancellation(measured, ratio, dtype_of(model))
+        warnings.warn(message, CancellationWarning, stacklevel=3)
     report = FoldReport(
         tuple(names), measured.difference, measured.exact, measured.size, "layer" if raw is None else "model"
     )
@@ -176,6 +149,57 @@ class Statistics:
         return self.feature_dim == -1 or (raw is not None and raw.dim() > 2 and self.feature_dim == raw.dim() - 1)
 
 
+def _folded(
+    part: nn.Module,
+    places: list[str],
+    *,
+    model: nn.Module,
+    raw: Tensor | None,
+    statistics: Statistics,
+    padding: str,
+    inverse: bool,
+) -> nn.Module:
+    """Returns a model, or a layer of it by the name "", whose layers at `places` have taken the change; it is used up."""
+    for place in places:
+        layer, name = part.get_submodule(place), place or "the model"
+        width = input_width(layer)
+        _refuse_unseen_flattening(model, raw, width, len(statistics.mean), name)
+        change = statistics.change(inverse).widened(width, statistics.tiled(raw), name)
+        taken = changed(layer, change, padding, name)
+        if not place:
+            return taken
+        part.set_submodule(place, taken)
+    return part
+
+
+def _layers_apart(
+    model: nn.Module,
+    folded: nn.Module,
+    names: list[str],
+    fold: Callable[[nn.Module, list[str]], nn.Module],
+    statistics: Statistics,
+    inverse: bool,
+) -> Measured:
+    """Returns how far each layer by itself was found from the one it has become."""
+    measured = Measured(0.0, 0.0, 0.0)
+    for name in names:
+        layer = model.get_submodule(name)
+        old, new = _inputs(layer, statistics, inverse)
+        measured = measured.worse(measure(layer, folded.get_submodule(name), lambda part: fold(part, [""]), old, new))
+    return measured
+
+
+def _cancellation(measured: Measured, ratio: float, dtype: torch.dtype) -> str:
+    return say(
+        "in {dtype} the folded model differs by {difference:.2g} of {size:.2g}: the raw inputs lie {ratio:.2g} standard "
+        "deviations from zero, and W x and the new bias cancel. Keep the standardization outside, or use float64.",
+        dtype=str(dtype),
+        difference=measured.difference,
+        size=measured.size,
+        ratio=ratio,
+    )
+
+
 def _readers(model: nn.Module, raw: Tensor | None, statistics: Statistics, inverse: bool) -> list[str]:
     """Returns the names of the layers that read the input."""
     first = by_structure(model)
@@ -187,7 +211,7 @@ def _readers(model: nn.Module, raw: Tensor | None, statistics: Statistics, inver
             "give a batch of raw inputs (example=...) to find it by a run"
         )
     standard = statistics.standardize(raw, feature_axis(raw, statistics.feature_dim, len(statistics.mean), "example"))
-    names = by_running(copy.deepcopy(model), (raw if inverse else standard).to(dtype_of(model)))
+    names = by_running(copy_of(model), (raw if inverse else standard).to(dtype_of(model)))
     if not names:
         raise FoldError(
             f"no layer that can take the standardization reads the input itself; {NAMES} can. "

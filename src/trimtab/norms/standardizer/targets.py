@@ -1,12 +1,12 @@
 """The standardization of targets folded into a model's last layer, so that it answers in the original units: y = s y' + mean."""
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trimtab.norms._arguments import refuse, require_module, require_values
+from trimtab.norms._passes import copy_of
 from trimtab.norms.standardizer._first import refuse_shared
 from trimtab.norms.standardizer._inputs import example_of
 from trimtab.norms.standardizer._layers import refuse_unready
@@ -69,7 +69,7 @@ def fold_targets(
         _rescale(part.get_submodule(place), middle, spread)
         return part
 
-    folded = fold(copy.deepcopy(model), name)
+    folded = fold(copy_of(model), name)
     if example is None:
         shape, _ = example_shape(last)
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
