@@ -262,3 +262,10 @@ def test_a_tensor_that_cannot_be_written_to_is_standardized_in_a_copy():
 def test_a_batch_without_samples_among_others_changes_no_fit():
     plain, mixed = (norms.convert(net().eval(), "none", given) for given in ([ROWS], [ROWS[:0], ROWS]))
     assert plain.changes[0].max_change == mixed.changes[0].max_change
+
+
+def test_checks_pass_a_compiler_that_takes_numbers_for_variables():
+    """With dynamic=True numbers are symbols; math.isfinite of one breaks the graph."""
+    compiled = torch.compile(f.group_norm, fullgraph=True, dynamic=True, backend="aot_eager")
+    for x in (X, torch.randn(4, 6, 7)):
+        torch.testing.assert_close(compiled(x, 2, eps=1e-4), f.group_norm(x, 2, eps=1e-4))

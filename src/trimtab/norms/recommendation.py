@@ -93,7 +93,7 @@ def recommend(
         The layer, its numbers, where it stands, and why.
 
     Raises:
-        NormalizationError: If the task is unknown, the model shows none, or a number is less than 1.
+        NormalizationError: If the task is unknown, the model shows none, a number is less than 1, or the batch holds no tensor.
     """
     reasons = []
     if isinstance(task, nn.Module):

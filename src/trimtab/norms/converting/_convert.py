@@ -113,8 +113,8 @@ def convert(
         The new model and what changed.
 
     Raises:
-        NormalizationError: If the model cannot be copied, the kind or a layer is unknown, `groups` does not divide a layer's channels, or there are no
-            batches in `batches`.
+        NormalizationError: If the model cannot be copied, the kind or a layer is unknown, `groups` does not divide a layer's
+            channels or is given for another kind, or there is no batch in `batches` or no sample in those.
     """
     kind = _target(to)
     if groups is not None:
