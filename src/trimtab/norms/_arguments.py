@@ -51,7 +51,7 @@ def refuse(name: str, value: object, needed: str) -> NoReturn:
 def is_number(value: object) -> bool:
     """Whether something is a finite real number; a boolean and a tensor are not."""
     # compared, since a compiler that takes a number for a variable cannot call math.isfinite
-    return isinstance(value, _NUMBERS) and not isinstance(value, bool) and -math.inf < value < math.inf
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool) and bool(-math.inf < value < math.inf)
 
 
 def is_whole(value: object) -> bool:
