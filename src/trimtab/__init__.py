@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trimtab._setup import Setup as Setup
     from trimtab.diagnosis.check import check as check
     from trimtab.diagnosis.diagnose import diagnose as diagnose
+    from trimtab.errors import NormalizationError as NormalizationError
     from trimtab.errors import RecordError as RecordError
     from trimtab.errors import SetupError as SetupError
     from trimtab.errors import StepError as StepError
@@ -33,6 +34,7 @@ _HOMES = {
     "Setup": "trimtab._setup",
     "check": "trimtab.diagnosis",
     "diagnose": "trimtab.diagnosis",
+    "NormalizationError": "trimtab.errors",
     "RecordError": "trimtab.errors",
     "SetupError": "trimtab.errors",
     "StepError": "trimtab.errors",

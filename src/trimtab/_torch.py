@@ -2,6 +2,9 @@
 
 - `torch._C._current_graph_task_id`: torch.utils.checkpoint itself uses it; -1 outside a backward pass.
 - `torch._C._functorch.maybe_current_level`: None outside vmap, grad and jvp.
+- `torch._C._len_torch_dispatch_stack`: number of dispatch modes that see each operation (fake tensors, `make_fx`).
+- `torch._C._is_tracing`: whether `torch.jit.trace` is writing operations down.
+- `Module._forward_hooks`, `._forward_pre_hooks`, and the two for the backward pass: a module's hooks by number.
 - `Module._is_replica`: set on the copies that `DataParallel` makes for each device.
 - `Node._sequence_nr`: the number autograd gave an operation when it ran.
 - `torch.autograd.backward`: the one Python function behind `Tensor.backward`; it is wrapped while somebody listens.
@@ -19,10 +22,14 @@ import torch
 
 __all__ = [
     "BackwardListener",
+    "dispatch_mode_is_active",
     "force_eager",
+    "forward_hooks",
     "functorch_is_active",
+    "has_hooks",
     "in_backward",
     "is_replica",
+    "is_traced",
     "listen_to_backward",
     "sequence_number",
     "stop_listening_to_backward",
@@ -37,6 +44,26 @@ def in_backward() -> bool:
 def functorch_is_active() -> bool:
     """Whether a functorch transform (vmap, grad, jvp) is running, whose tensors are wrapped."""
     return torch._C._functorch.maybe_current_level() is not None
+
+
+def dispatch_mode_is_active() -> bool:
+    """Whether a `TorchDispatchMode` sees the operations of the calling thread."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def is_traced() -> bool:
+    """Whether `torch.jit.trace` is writing down the operations of the calling thread."""
+    return bool(torch._C._is_tracing())
+
+
+def forward_hooks(module: torch.nn.Module) -> tuple[Callable[..., Any], ...]:
+    """What is called before and after a module's own forward."""
+    return (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether anything is called before or after a module's own forward or backward."""
+    return bool(forward_hooks(module) or module._backward_hooks or module._backward_pre_hooks)
 
 
 def is_replica(module: torch.nn.Module) -> bool:

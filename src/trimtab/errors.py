@@ -9,6 +9,10 @@ class SetupError(TrimtabError, ValueError):
     """A `Setup`, or the factory that should have made one, cannot be used."""
 
 
+class NormalizationError(TrimtabError, ValueError):
+    """Something of `trimtab.norms` was given a model, data, a parameter or an option that it cannot use."""
+
+
 class RecordError(TrimtabError):
     """A record cannot be opened, read or written."""
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from trimtab.norms._model_error import ModelError
+from trimtab.errors import NormalizationError
 from trimtab.norms.auditing import Fact, audit, momentum_for_updates
 from trimtab.norms.auditing.statistics import least_eps
 
@@ -345,9 +345,9 @@ def test_law_momentum_for_updates_moves_as_far(momentum, k):
 
 
 def test_momentum_for_updates_refuses_nonsense():
-    with pytest.raises(ModelError, match=r"momentum is 1.5"):
+    with pytest.raises(NormalizationError, match=r"momentum is 1.5"):
         momentum_for_updates(1.5, 2)
-    with pytest.raises(ModelError, match="updates is 0"):
+    with pytest.raises(NormalizationError, match="updates is 0"):
         momentum_for_updates(0.1, 0)
 
 
@@ -416,7 +416,7 @@ def test_a_pass_that_pytorch_stops_is_told_apart_from_a_fault_of_the_model():
 
 
 def test_wrong_arguments_say_what_was_expected():
-    with pytest.raises(ModelError, match=r"model must be a torch.nn.Module, but it is list"):
+    with pytest.raises(NormalizationError, match=r"model is \[\]; a torch.nn.Module is needed"):
         audit([])
-    with pytest.raises(ModelError, match=r"optimizer must be a torch.optim.Optimizer or several, but it holds a str"):
+    with pytest.raises(NormalizationError, match=r"optimizer is 'adam'; a torch.optim.Optimizer, or a list of them"):
         audit(nn.Linear(2, 2), ["adam"])

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from trimtab.errors import NormalizationError
 from trimtab.norms._groups import group_count
-from trimtab.norms._model_error import ModelError
 from trimtab.norms.channel_layers import ChannelAffine, ChannelLayerNorm, ChannelRMSNorm, ChannelsLast
 from trimtab.norms.converting import convert
 from trimtab.norms.converting._target import TARGETS
@@ -323,7 +323,7 @@ def test_layers_choose():
     result = convert(model, "group_norm", layers=["4"])
     assert isinstance(result.model[1], nn.BatchNorm2d)
     assert isinstance(result.model[4], nn.GroupNorm)
-    with pytest.raises(ModelError, match=r"layers holds '0', which is no normalization of the model: 1, 4"):
+    with pytest.raises(NormalizationError, match=r"layers holds '0', which is no normalization of the model: 1, 4"):
         convert(model, "group_norm", layers=["0"])
 
 
@@ -433,10 +433,10 @@ def test_groups_that_do_not_divide_name_the_layer_and_its_divisors():
     with pytest.raises(ValueError, match="must be divisible"):
         nn.GroupNorm(32, 48)
     with pytest.raises(
-        ModelError, match=r"groups is 32, which does not divide the 48 channels of 1; its divisors are 1, 2"
+        NormalizationError, match=r"groups is 32, which does not divide the 48 channels of 1; its divisors are 1, 2"
     ):
         convert(model, "group_norm", groups=32)
-    with pytest.raises(ModelError, match="channels is 0"):
+    with pytest.raises(NormalizationError, match="channels is 0"):
         group_count(0)
 
 
@@ -450,19 +450,19 @@ def test_kinds_can_be_spelled_as_one_likes(name):
 
 def test_wrong_arguments_say_what_was_expected():
     model, batches = cnn()
-    with pytest.raises(ModelError, match=r"to is 'evonorm'; known are 'batch_norm', 'group_norm'"):
+    with pytest.raises(NormalizationError, match=r"to is 'evonorm'; known are 'batch_norm', 'group_norm'"):
         convert(model, "evonorm")
-    with pytest.raises(ModelError, match=r"one-shot iterator; give the DataLoader"):
+    with pytest.raises(NormalizationError, match=r"one-shot iterator; give the DataLoader"):
         convert(model, "group_norm", iter(batches))
-    with pytest.raises(ModelError, match="gave no batch"):
+    with pytest.raises(NormalizationError, match="gave no batch"):
         convert(model, "group_norm", [])
-    with pytest.raises(ModelError, match="it is one tensor"):
+    with pytest.raises(NormalizationError, match="an iterable of batches is needed, not one batch"):
         convert(model, "group_norm", batches[0][0])
-    with pytest.raises(ModelError, match=r"model must be a torch.nn.Module"):
+    with pytest.raises(NormalizationError, match=r"model is .*; a torch.nn.Module is needed"):
         convert(None, "group_norm")
-    with pytest.raises(ModelError, match="num_features is 0"):
+    with pytest.raises(NormalizationError, match="num_features is 0"):
         FrozenBatchNorm(0)
-    with pytest.raises(ModelError, match="eps is -1"):
+    with pytest.raises(NormalizationError, match="eps is -1"):
         FrozenBatchNorm(2, eps=-1)
 
 
@@ -476,7 +476,7 @@ def test_batches_may_be_a_function_and_the_model_called_in_another_way():
 
 
 def test_nothing_is_no_target():
-    with pytest.raises(ModelError, match="to is None"):
+    with pytest.raises(NormalizationError, match="to is None"):
         convert(nn.Sequential(nn.BatchNorm1d(3)), None)
 
 
@@ -484,5 +484,5 @@ def test_batches_that_are_not_finite_are_refused():
     x = torch.randn(4, 3, 8, 8)
     x[0, 0, 0, 0] = float("nan")
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
-    with pytest.raises(ModelError, match="not finite"):
+    with pytest.raises(NormalizationError, match="not finite"):
         convert(model, "group_norm", [torch.randn(4, 3, 8, 8), x])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trimtab.errors import TrimtabError
+from trimtab.errors import NormalizationError, TrimtabError
 from trimtab.norms import functional as f
 
 X = torch.randn(3, 6, 5, generator=torch.Generator().manual_seed(0))
@@ -32,7 +32,7 @@ EPS_TAKERS = {
 @pytest.mark.parametrize("eps", [0.0, -1e-5, math.nan, math.inf])
 @pytest.mark.parametrize("method", EPS_TAKERS)
 def test_eps_must_be_a_positive_number(method, eps):
-    with pytest.raises(f.NormalizationError, match=f"eps is {eps}; a finite number > 0"):
+    with pytest.raises(NormalizationError, match=f"eps is {eps}; a finite number > 0"):
         EPS_TAKERS[method](eps)
 
 
@@ -95,7 +95,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_message_says_what_was_given_and_what_is_needed(case):
     call, message = WRONG[case]
-    with pytest.raises(f.NormalizationError, match=message) as caught:
+    with pytest.raises(NormalizationError, match=message) as caught:
         call()
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, TrimtabError)
@@ -103,7 +103,7 @@ def test_message_says_what_was_given_and_what_is_needed(case):
 
 def test_a_wrong_call_moves_nothing():
     buffers, tracked = [ONES.clone(), ONES.clone()], torch.tensor(0)
-    with pytest.raises(f.NormalizationError):
+    with pytest.raises(NormalizationError):
         f.batch_norm(X, *buffers, training=True, mask=torch.ones(3, 4).bool(), num_batches_tracked=tracked)
     assert all(torch.equal(buffer, ONES) for buffer in buffers)
     assert int(tracked) == 0

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from trimtab.errors import NormalizationError
 from trimtab.norms import functional
-from trimtab.norms.functional import NormalizationError, batch, group, layer, rms
+from trimtab.norms.functional import batch, group, layer, rms
 
 pytestmark = pytest.mark.slow  # importing the database takes ten seconds
 

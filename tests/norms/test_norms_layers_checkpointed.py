@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from trimtab.errors import NormalizationError
 from trimtab.norms.layers import (
     CheckpointedBatchNorm1d,
     CheckpointedBatchNorm2d,
     CheckpointedBatchNorm3d,
-    LayerError,
 )
 
 KINDS = {
@@ -128,7 +128,7 @@ def test_compiled_inside_and_outside(reentrant, momentum):
 
 
 def test_wrong_inputs():
-    with pytest.raises(LayerError, match="CheckpointedBatchNorm2d: expected 4D input"):
+    with pytest.raises(NormalizationError, match="CheckpointedBatchNorm2d: expected 4D input"):
         CheckpointedBatchNorm2d(3)(torch.randn(4, 3))
-    with pytest.raises(LayerError, match="needs 3"):
+    with pytest.raises(NormalizationError, match="needs 3"):
         CheckpointedBatchNorm1d(3)(torch.randn(4, 5))

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from trimtab.norms.layers import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d, LayerError
+from trimtab.errors import NormalizationError
+from trimtab.norms.layers import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d
 
 F64 = torch.float64
 
@@ -108,11 +109,11 @@ def test_gradcheck_and_gradgradcheck():
 
 
 def test_wrong_arguments():
-    with pytest.raises(LayerError, match="ghost_size is 0; a finite number >= 1 is needed"):
+    with pytest.raises(NormalizationError, match="ghost_size is 0; a whole number of at least 1 is needed"):
         GhostBatchNorm1d(3, ghost_size=0)
-    with pytest.raises(LayerError, match=r"ghosts of 1 sample give one value a channel for the input \(4, 3\)"):
+    with pytest.raises(NormalizationError, match=r"ghosts of 1 sample give one value a channel for the input \(4, 3\)"):
         GhostBatchNorm1d(3, ghost_size=1)(torch.randn(4, 3))
-    with pytest.raises(LayerError, match="GhostBatchNorm2d: expected 4D input"):
+    with pytest.raises(NormalizationError, match="GhostBatchNorm2d: expected 4D input"):
         GhostBatchNorm2d(3)(torch.randn(4, 3))
-    with pytest.raises(LayerError, match="needs 3"):
+    with pytest.raises(NormalizationError, match="needs 3"):
         GhostBatchNorm1d(3)(torch.randn(4, 5))

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trimtab.norms.layers import LayerError, MaskedBatchNorm1d, MaskedBatchNorm2d, MaskedBatchNorm3d, _masked_kernel
+from trimtab.errors import NormalizationError
+from trimtab.norms.layers import MaskedBatchNorm1d, MaskedBatchNorm2d, MaskedBatchNorm3d, _masked_kernel
 from trimtab.norms.layers._kernels import NO_NUMBA, compiled_kernel
 
 LAYERS = {2: MaskedBatchNorm1d, 3: MaskedBatchNorm1d, 4: MaskedBatchNorm2d, 5: MaskedBatchNorm3d}
@@ -259,20 +260,22 @@ def test_mask_with_an_axis_for_the_channels():
 def test_wrong_masks():
     layer, x = MaskedBatchNorm1d(6), torch.randn(4, 6, 10)
     with pytest.raises(
-        LayerError, match=r"the mask has shape \(4, 9\); \(4, 10\) is needed, one entry for each position"
+        NormalizationError, match=r"the mask has shape \(4, 9\); \(4, 10\) is needed, one entry for each position"
     ):
         layer(x, torch.ones(4, 9, dtype=torch.bool))
-    with pytest.raises(LayerError, match=r"the mask has shape \(4, 6, 10\)"):
+    with pytest.raises(NormalizationError, match=r"the mask has shape \(4, 6, 10\)"):
         layer(x, torch.ones(4, 6, 10, dtype=torch.bool))
-    with pytest.raises(LayerError, match=r"the mask has dtype torch.float32; torch.bool is needed"):
+    with pytest.raises(NormalizationError, match=r"the mask has dtype torch.float32; torch.bool is needed"):
         layer(x, torch.ones(4, 10))
 
 
 def test_wrong_inputs():
     layer = MaskedBatchNorm1d(6)
-    with pytest.raises(LayerError, match=r"that is 5 channels in its second axis; MaskedBatchNorm1d\(6\) needs 6"):
+    with pytest.raises(
+        NormalizationError, match=r"that is 5 channels in its second axis; MaskedBatchNorm1d\(6\) needs 6"
+    ):
         layer(torch.randn(4, 5, 10))
-    with pytest.raises(LayerError, match="MaskedBatchNorm1d: expected 2D or 3D input"):
+    with pytest.raises(NormalizationError, match="MaskedBatchNorm1d: expected 2D or 3D input"):
         layer(torch.randn(4, 6, 10, 3))
     with pytest.raises(ValueError, match="eps is 0"):
         MaskedBatchNorm1d(6, eps=0)

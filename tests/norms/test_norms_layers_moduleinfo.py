@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from trimtab.errors import NormalizationError
 from trimtab.norms import layers
 from trimtab.norms.layers import standardized_weight
 
@@ -217,7 +218,7 @@ def test_pytorchs_error_inputs(ours):
                 made(ours, sample, torch.float32)
             continue
         # What PyTorch's kernel refuses with a RuntimeError is refused with one, or with an error of trimtab that says more.
-        with pytest.raises((layers.LayerError, RuntimeError)):
+        with pytest.raises((NormalizationError, RuntimeError)):
             made(ours, sample, torch.float32)(*sample.forward_input.args, **sample.forward_input.kwargs)
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from trimtab.norms.layers import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d, LayerError, batch_renorm
+from trimtab.errors import NormalizationError
+from trimtab.norms.layers import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d, batch_renorm
 
 F64 = torch.float64
 NOW = (0, 0, 0)
@@ -131,11 +132,11 @@ def test_small_batches_are_trained_and_evaluated_alike():
 
 
 def test_wrong_arguments():
-    with pytest.raises(LayerError, match=r"r_max is 0\.5; a finite number >= 1 is needed"):
+    with pytest.raises(NormalizationError, match=r"r_max is 0\.5; a finite number >= 1 is needed"):
         BatchRenorm1d(3, r_max=0.5)
-    with pytest.raises(LayerError, match="d_max is -1; a finite number >= 0 is needed"):
+    with pytest.raises(NormalizationError, match="d_max is -1; a finite number >= 0 is needed"):
         BatchRenorm1d(3, d_max=-1)
-    with pytest.raises(LayerError, match=r"warm_up is \(10, 5, 20\); three step numbers are needed"):
+    with pytest.raises(NormalizationError, match=r"warm_up is \(10, 5, 20\); three step numbers are needed"):
         BatchRenorm1d(3, warm_up=(10, 5, 20))
-    with pytest.raises(LayerError, match=r"the input \(1, 3\) has one value a channel"):
+    with pytest.raises(NormalizationError, match=r"the input \(1, 3\) has one value a channel"):
         BatchRenorm1d(3)(torch.randn(1, 3))

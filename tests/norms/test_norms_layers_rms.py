@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trimtab.norms.layers import LayerError, RMSNorm, rms
+from trimtab.errors import NormalizationError
+from trimtab.norms.layers import RMSNorm, rms
 from trimtab.norms.layers._kernels import NO_NUMBA, compiled_kernel
 
 TIGHT = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -270,13 +271,13 @@ def test_types_that_differ_are_left_to_pytorch(large):
 
 @pytest.mark.parametrize("eps", [0.0, -1e-6, float("nan"), float("inf")])
 def test_eps_must_be_above_zero(eps):
-    with pytest.raises(LayerError, match=r"eps is .*; a finite number > 0 is needed"):
+    with pytest.raises(NormalizationError, match=r"eps is .*; a finite number > 0 is needed"):
         RMSNorm(8, eps)
 
 
 @pytest.mark.parametrize("shape", [(4, 7), (8, 4), ()])
 def test_shape_must_fit(shape):
-    with pytest.raises(LayerError, match=r"the input has shape .*; its last axes must be \(8,\)"):
+    with pytest.raises(NormalizationError, match=r"the input has shape .*; its last axes must be \(8,\)"):
         RMSNorm(8)(torch.zeros(shape))
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from trimtab.errors import NormalizationError
 from trimtab.norms.layers import (
-    LayerError,
     WSConv1d,
     WSConv2d,
     WSConv3d,
@@ -129,17 +129,17 @@ def test_half_precision_weights_are_standardized_in_float32():
 
 
 def test_wrong_weights():
-    with pytest.raises(LayerError, match="that is 1 weight a unit; two or more are needed"):
+    with pytest.raises(NormalizationError, match="that is 1 weight a unit; two or more are needed"):
         WSLinear(1, 3)
-    with pytest.raises(LayerError, match="that is 1 weight a unit"):
+    with pytest.raises(NormalizationError, match="that is 1 weight a unit"):
         WSConv2d(4, 4, 1, groups=4)
-    with pytest.raises(LayerError, match="gain and gamma belong to the scaled form"):
+    with pytest.raises(NormalizationError, match="gain and gamma belong to the scaled form"):
         WSLinear(4, 3, gain=True)
-    with pytest.raises(LayerError, match="gain and gamma belong to the scaled form"):
+    with pytest.raises(NormalizationError, match="gain and gamma belong to the scaled form"):
         WSLinear(4, 3, gamma=1.5)
-    with pytest.raises(LayerError, match=r"gamma is -1\.0; a finite number > 0"):
+    with pytest.raises(NormalizationError, match=r"gamma is -1\.0; a finite number > 0"):
         WSLinear(4, 3, scaled=True, gamma=-1.0)
-    with pytest.raises(LayerError, match="eps is 0"):
+    with pytest.raises(NormalizationError, match="eps is 0"):
         WSLinear(4, 3, eps=0.0)
 
 
@@ -267,11 +267,11 @@ def test_wrong_clipping():
     w = torch.ones(3, 2, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=1.0)
     for call in (lambda **k: adaptive_clip_grad_(w, **k), lambda **k: clip_gradients_adaptively(optimizer, **k)):
-        with pytest.raises(LayerError, match=r"clipping is 0\.0; a finite number > 0 is needed"):
+        with pytest.raises(NormalizationError, match=r"clipping is 0\.0; a finite number > 0 is needed"):
             call(clipping=0.0)
-        with pytest.raises(LayerError, match=r"eps is -1\.0; a finite number > 0 is needed"):
+        with pytest.raises(NormalizationError, match=r"eps is -1\.0; a finite number > 0 is needed"):
             call(eps=-1.0)
     embedding = nn.Embedding(5, 3, sparse=True)
     embedding(torch.tensor([1, 2])).sum().backward()
-    with pytest.raises(LayerError, match=r"has a gradient of layout torch\.sparse_coo; make it dense"):
+    with pytest.raises(NormalizationError, match=r"has a gradient of layout torch\.sparse_coo; make it dense"):
         adaptive_clip_grad_(embedding.parameters())

@@ -17,9 +17,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+from trimtab.errors import NormalizationError
 from trimtab.norms import functional, layers
 from trimtab.norms._groups import group_count
-from trimtab.norms._model_error import ModelError
 from trimtab.norms.auditing import audit, momentum_for_updates
 from trimtab.norms.converting import convert
 from trimtab.norms.folding import fold
@@ -375,7 +375,7 @@ def test_pain_17_batch_norm_to_group_norm_is_no_equivalence():
 def test_pain_18_group_counts():
     """opacus#390, mmcv#688 and #723, 3d-mri#12."""
     model = nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48))
-    with pytest.raises(ModelError, match=r"does not divide the 48 channels of 1; its divisors are"):
+    with pytest.raises(NormalizationError, match=r"does not divide the 48 channels of 1; its divisors are"):
         convert(model, "group_norm", groups=32)
     converted = convert(model, "group_norm", [torch.randn(2, 3, 3, 3)])
     assert converted.model[1].num_groups == group_count(48) == 12
@@ -471,7 +471,7 @@ def test_pain_22_one_infinite_value_kills_running_statistics_for_good():
     assert not model.eval()(x).isfinite().any()
     facts = amiss(model, "nonfinite-buffers")
     assert facts[0].module == "1"  # the first
-    with pytest.raises(ModelError, match="input of 1 is not finite"):
+    with pytest.raises(NormalizationError, match="input of 1 is not finite"):
         recalibrate(model, [poisoned])
     recalibrate(model, [x])
     assert model(x).isfinite().all()

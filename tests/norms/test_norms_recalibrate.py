@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
+from trimtab.errors import NormalizationError
 from trimtab.norms._channel_moments import channel_moments, merge
-from trimtab.norms._model_error import ModelError
 from trimtab.norms.recalibration import UnequalBatchesWarning, recalibrate
 
 pytestmark = pytest.mark.filterwarnings("ignore::trimtab.norms.recalibration.UnequalBatchesWarning")
@@ -353,7 +353,7 @@ def test_nothing_is_left_half_done(where):
     else:
         x[3, 2] = torch.nan
     for upstream in ("running", "batch"):
-        with pytest.raises(ModelError, match=rf"input of {where} is not finite"):
+        with pytest.raises(NormalizationError, match=rf"input of {where} is not finite"):
             recalibrate(model, [x[:16], x], upstream=upstream)
         for name, value in model.state_dict().items():
             torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
@@ -363,21 +363,21 @@ def test_nothing_is_left_half_done(where):
 
 def test_wrong_arguments_say_what_was_expected():
     model, x = net(), torch.randn(8, 4, dtype=torch.float64)
-    with pytest.raises(ModelError, match="upstream is 'eval'; 'running' and 'batch' are known"):
+    with pytest.raises(NormalizationError, match="upstream is 'eval'; one of 'running', 'batch' is needed"):
         recalibrate(model, [x], upstream="eval")
-    with pytest.raises(ModelError, match="one-shot iterator"):
+    with pytest.raises(NormalizationError, match="one-shot iterator"):
         recalibrate(model, iter([x]))
-    with pytest.raises(ModelError, match="no BatchNorm with running statistics"):
+    with pytest.raises(NormalizationError, match="no BatchNorm with running statistics"):
         recalibrate(nn.Sequential(nn.LayerNorm(4)), [x])
-    with pytest.raises(ModelError, match=r"layers holds '0'.*there are: 1, 5, 8"):
+    with pytest.raises(NormalizationError, match=r"layers holds '0'.*there are: 1, 5, 8"):
         recalibrate(model, [x], layers=["0"])
-    with pytest.raises(ModelError, match="gave no batch"):
+    with pytest.raises(NormalizationError, match="gave no batch"):
         recalibrate(model, [])
-    with pytest.raises(ModelError, match="1 got 1 values per channel"):
+    with pytest.raises(NormalizationError, match="1 got 1 values per channel"):
         recalibrate(model, [x[:1]])
-    with pytest.raises(ModelError, match="must be an iterable of batches or a function"):
+    with pytest.raises(NormalizationError, match=r"batches is .*; an iterable of batches or a function"):
         recalibrate(model, 3)
-    with pytest.raises(ModelError, match="model must be"):
+    with pytest.raises(NormalizationError, match="model is"):
         recalibrate("model", [x])
 
 

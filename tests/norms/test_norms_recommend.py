@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from trimtab.norms._model_error import ModelError
+from trimtab.errors import NormalizationError
 from trimtab.norms._practice import PRACTICE, practice_of
 from trimtab.norms._tasks import FAMILIES
 from trimtab.norms.recommendation import Recommendation, recommend
@@ -172,7 +172,7 @@ def test_practice_is_about_families_that_exist_and_names_its_source():
 
 
 def test_unknown_tasks_are_an_error_that_names_the_known_ones():
-    with pytest.raises(ModelError, match=r"task is 'foo'; known are image-classification, .*private-training"):
+    with pytest.raises(NormalizationError, match=r"task is 'foo'; known are image-classification, .*private-training"):
         recommend("foo")
     with pytest.raises(ValueError, match="ReLU has neither convolutions"):
         recommend(nn.ReLU())
@@ -180,5 +180,5 @@ def test_unknown_tasks_are_an_error_that_names_the_known_ones():
 
 @pytest.mark.parametrize("name", ["batch_size", "channels", "positions", "ranks", "depth"])
 def test_numbers_below_one_are_refused(name):
-    with pytest.raises(ModelError, match=rf"{name} is 0; a whole number of at least 1 is needed"):
+    with pytest.raises(NormalizationError, match=rf"{name} is 0; a whole number of at least 1 is needed"):
         recommend("diffusion", **{name: 0})

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trimtab.norms.layers import LayerError
+from trimtab.errors import NormalizationError
 from trimtab.norms.residual import PLACEMENTS, DeepNormScale, Residual, deepnorm_scales
 
 REFERENCE = Path(__file__).parents[1] / "reference"
@@ -207,31 +207,34 @@ def test_growth_law(name):
             r"placement is 'middle'; one of 'pre', 'post', 'deep', 'sandwich', 'rezero', 'scaled'",
         ),
         ({"placement": "pre"}, r"placement 'pre' needs a norm, such as functools.partial\(nn.LayerNorm, width\)"),
-        ({"placement": "pre", "norm": "layer"}, "norm is a str; a norm, or a function without arguments"),
+        ({"placement": "pre", "norm": "layer"}, "norm is 'layer'; a norm, or a function without arguments"),
         ({"placement": "deep", "norm": nn.Identity()}, r"placement 'deep' needs skip_scale, alpha of deepnorm_scales"),
         ({"placement": "pre", "norm": nn.Identity(), "skip_scale": 2.0}, "'pre' has no skip_scale: leave it out"),
         ({"placement": "pre", "norm": nn.Identity(), "branch_scale": 2.0}, "'pre' has no branch_scale: leave it out"),
         ({"placement": "rezero", "depth": 4}, "'rezero' has no depth: leave it out"),
         ({"placement": "scaled"}, "'scaled' needs depth, the residual blocks of the whole net, or branch_scale"),
         ({"placement": "scaled", "depth": 4, "branch_scale": 0.5}, "'scaled' needs depth.*one of them"),
-        ({"placement": "scaled", "depth": 0}, "depth is 0; a finite number >= 1 is needed"),
+        ({"placement": "scaled", "depth": 0}, "depth is 0; a whole number of at least 1 is needed"),
         ({"placement": "scaled", "branch_scale": math.nan}, "branch_scale is nan; a finite number is needed"),
         ({"placement": "deep", "norm": nn.Identity(), "skip_scale": 0.0}, r"skip_scale is 0\.0; a finite number > 0"),
     ],
 )
 def test_wrong_arguments(arguments, message):
-    with pytest.raises(LayerError, match=message):
+    with pytest.raises(NormalizationError, match=message):
         Residual(nn.Identity(), **arguments)
 
 
 def test_a_branch_must_keep_the_shape():
     with pytest.raises(
-        LayerError, match=r"the branch Linear made \(4, 1\) of \(4, 8\); a residual branch must keep the shape"
+        NormalizationError, match=r"the branch Linear made \(4, 1\) of \(4, 8\); a residual branch must keep the shape"
     ):
         Residual(nn.Linear(8, 1), "scaled", depth=4)(torch.randn(4, 8))
 
 
 @pytest.mark.parametrize(("n", "m"), [(0, 0), (-1, 3), (3, -1)])
 def test_deepnorm_needs_layers(n, m):
-    with pytest.raises(LayerError, match=f"{n} encoder layers and {m} decoder layers; one of the two must be above 0"):
+    with pytest.raises(
+        NormalizationError,
+        match=r"encoder_layers is 0 and decoder_layers is 0; one of the two|layers is -1; a whole number of at least 0",
+    ):
         deepnorm_scales(n, m)

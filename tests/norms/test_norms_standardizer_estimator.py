@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
@@ -17,8 +18,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from trimtab.errors import TrimtabError
-from trimtab.norms.standardizer import Standardizer, StandardizerError
+from trimtab.errors import NormalizationError, TrimtabError
+from trimtab.norms.standardizer import LostVarianceWarning, Standardizer
 
 # What scikit-learn's checks need besides scikit-learn; the slow test below has the second.
 LEFT_OUT = ("pandas is not installed", "SCIPY_ARRAY_API is not set")
@@ -231,10 +232,44 @@ def test_wrong_use_says_what_is_expected_and_changes_nothing(call, words):
     assert fitted.n_samples_seen_ == 2
 
 
+FAILING = {
+    "weights of another number": lambda fit: fit(np.ones((4, 2)), sample_weight=[1, 2, 3]),
+    "infinity": lambda fit: fit(np.array([[0.0, np.inf], [1.0, 2.0]])),
+    "sparse data and a mean": lambda fit: fit(sparse.eye_array(2, format="csr")),
+    "weights of a tensor": lambda fit: fit(torch.ones(4, 2), sample_weight=-torch.ones(4)),
+    "an infinite tensor": lambda fit: fit(torch.tensor([[0.0, torch.inf]])),
+    "features that change in a stream": lambda fit: fit(iter([torch.ones(4, 2), torch.ones(4, 3)])),
+    "a stream that breaks": lambda fit: fit(1 // 0 if i else np.ones((4, 2)) for i in range(2)),
+}
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+@pytest.mark.parametrize("case", FAILING)
+@pytest.mark.parametrize("fitted", [False, True])
+def test_a_fit_that_raises_leaves_the_estimator_as_it_was(how, case, fitted):
+    standardizer = Standardizer()
+    if fitted:
+        standardizer.fit(np.array([[0.0, 1.0], [2.0, 5.0]]))
+    before = dict(vars(standardizer))
+    columns = pickle.dumps(before.get("_columns"))
+    with pytest.raises((ValueError, ZeroDivisionError)):
+        FAILING[case](getattr(standardizer, how))
+    assert vars(standardizer) == before
+    assert pickle.dumps(vars(standardizer).get("_columns")) == columns
+    assert hasattr(standardizer, "n_features_in_") is fitted
+
+
+def test_a_warning_that_is_raised_leaves_the_estimator_as_it_was():
+    standardizer = Standardizer()
+    with pytest.raises(LostVarianceWarning):
+        standardizer.partial_fit(np.float32(1e8) + 8 * np.eye(2, dtype=np.float32))
+    assert vars(standardizer) == vars(Standardizer())
+
+
 def test_own_errors_belong_to_trimtab():
     with pytest.raises(TrimtabError):
         Standardizer().fit(np.array([[np.inf]]))
-    with pytest.raises(StandardizerError, match="every sample_weight is zero"):
+    with pytest.raises(NormalizationError, match="every sample_weight is zero"):
         Standardizer().fit(np.ones((3, 1)), sample_weight=np.zeros(3))
 
 

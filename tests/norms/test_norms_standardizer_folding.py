@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from trimtab.errors import NormalizationError
 from trimtab.norms.standardizer import (
     CancellationWarning,
     FoldError,
     ShiftedConvTranspose,
     Standardizer,
-    StandardizerError,
     ValuePaddedConv,
 )
 
@@ -352,11 +352,11 @@ def test_shared_layers_and_tied_weights_are_refused():
 
 def test_wrong_arguments():
     standardizer = Standardizer().fit(rows())
-    with pytest.raises(StandardizerError, match="padding is 'zero'; 'map' or 'mean'"):
+    with pytest.raises(NormalizationError, match="padding is 'zero'; one of 'map', 'mean' is needed"):
         standardizer.fold_into(nn.Linear(4, 1), padding="zero")
-    with pytest.raises(StandardizerError, match="4 features are expected on axis 1"):
+    with pytest.raises(NormalizationError, match="4 features are expected on axis 1"):
         standardizer.fold_into(nn.Linear(4, 1), torch.ones(2, 3))
-    with pytest.raises(StandardizerError, match="without any value"):
+    with pytest.raises(NormalizationError, match="without any value"):
         Standardizer().fit(np.array([[1.0, np.nan], [2.0, np.nan]])).fold_into(nn.Linear(2, 1))
 
 
@@ -450,5 +450,5 @@ def test_without_an_example_nothing_is_guessed():
 
     with pytest.raises(FoldError, match="give an example"):
         standardizer.fold_into(Skip(), layers=["c"])
-    with pytest.raises(StandardizerError, match="names no layer"):
+    with pytest.raises(NormalizationError, match="names no layer"):
         standardizer.fold_into(nn.Linear(3, 2), layers=[])

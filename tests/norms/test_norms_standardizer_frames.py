@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from trimtab.norms.standardizer import LostVarianceWarning, Standardizer, StandardizerError
+from trimtab.errors import NormalizationError
+from trimtab.norms.standardizer import LostVarianceWarning, Standardizer
 
 
 def frame(names=("width", "height")):
@@ -23,7 +24,7 @@ def test_names_are_kept_checked_and_given_back():
     with pytest.warns(UserWarning, match="does not have valid feature names"):
         fitted.partial_fit(frame().to_numpy())
     assert list(fitted.merge(Standardizer().fit(frame())).feature_names_in_) == ["width", "height"]
-    with pytest.raises(StandardizerError, match="features of other names"):
+    with pytest.raises(NormalizationError, match="features of other names"):
         fitted.merge(Standardizer().fit(frame(("height", "width"))))
 
 

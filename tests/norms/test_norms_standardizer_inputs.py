@@ -7,7 +7,8 @@ from scipy import sparse
 from sklearn.preprocessing import StandardScaler
 from torch.utils.data import DataLoader, TensorDataset
 
-from trimtab.norms.standardizer import Standardizer, StandardizerError
+from trimtab.errors import NormalizationError
+from trimtab.norms.standardizer import Standardizer
 
 X = (
     torch.randn(200, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 5.0, 0.1])
@@ -144,7 +145,7 @@ def test_a_stream_that_breaks_off_counts_for_nothing():
     fitted = Standardizer().fit(X)
     with pytest.raises(OSError, match="disk"):
         fitted.partial_fit(breaking())
-    with pytest.raises(StandardizerError):
+    with pytest.raises(NormalizationError):
         fitted.partial_fit(iter([X, X * torch.inf]))
     assert fitted.n_samples_seen_ == 200
 
@@ -206,8 +207,8 @@ def test_a_large_mean_in_a_sparse_column_keeps_its_variance():
 
 def test_sparse_cannot_be_centred():
     x = matrix(np.random.default_rng(0))
-    with pytest.raises(StandardizerError, match="Cannot center sparse matrices"):
+    with pytest.raises(NormalizationError, match="Cannot center sparse matrices"):
         Standardizer().fit(x)
     fitted = Standardizer().fit(x.toarray())
-    with pytest.raises(StandardizerError, match="with_mean=False"):
+    with pytest.raises(NormalizationError, match="with_mean=False"):
         fitted.transform(x)

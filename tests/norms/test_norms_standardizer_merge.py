@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 
-from trimtab.norms.standardizer import LostVarianceWarning, Standardizer, StandardizerError
+from trimtab.errors import NormalizationError
+from trimtab.norms.standardizer import LostVarianceWarning, Standardizer
 
 
 def same(a, b, rtol=1e-11):
@@ -126,14 +127,14 @@ def test_one_that_has_seen_nothing_is_neutral():
 
 def test_what_cannot_be_merged():
     a, b = Standardizer().fit(np.eye(2)), Standardizer().fit(np.eye(3))
-    with pytest.raises(StandardizerError, match=r"over \[2, 3\] features"):
+    with pytest.raises(NormalizationError, match=r"over \[2, 3\] features"):
         a.merge(b)
-    with pytest.raises(StandardizerError, match="given a ndarray; another Standardizer"):
+    with pytest.raises(NormalizationError, match="given a ndarray; another Standardizer"):
         a.merge(np.eye(2))
     named, other = Standardizer().fit(np.eye(2)), Standardizer().fit(np.eye(2))
     named.feature_names_in_ = np.array(["a", "b"], dtype=object)
     other.feature_names_in_ = np.array(["b", "a"], dtype=object)
-    with pytest.raises(StandardizerError, match=r"\['a', 'b'\] and \['b', 'a'\]"):
+    with pytest.raises(NormalizationError, match=r"\['a', 'b'\] and \['b', 'a'\]"):
         named.merge(other)
     assert list(a.merge(named).feature_names_in_) == ["a", "b"]
 
@@ -176,7 +177,7 @@ def test_a_group_of_one(alone):
 
 
 def test_no_group():
-    with pytest.raises(StandardizerError, match="init_process_group"):
+    with pytest.raises(NormalizationError, match="init_process_group"):
         Standardizer().fit(np.eye(2)).merge_ranks()
 
 
@@ -184,7 +185,8 @@ RANK = """
 import sys
 import numpy as np, torch
 import torch.distributed as dist
-from trimtab.norms.standardizer import Standardizer, StandardizerError
+from trimtab.errors import NormalizationError
+from trimtab.norms.standardizer import Standardizer
 torch.set_num_threads(1)
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -199,7 +201,7 @@ late = Standardizer() if rank == 0 else mine  # a rank without data
 try:
     (mine if rank else Standardizer().fit(np.eye(5))).merge_ranks()
     raise SystemExit("no error")
-except StandardizerError as error:
+except NormalizationError as error:
     assert "cannot be merged" in str(error)
 np.savez(f"{folder}/{rank}.npz", mean=merged.mean_, var=merged.var_, only=late.merge_ranks().mean_)
 dist.destroy_process_group()

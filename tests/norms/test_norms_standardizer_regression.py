@@ -10,7 +10,8 @@ import pytest
 import torch
 from sklearn import datasets
 
-from trimtab.norms.standardizer import Standardizer, StandardizerError, conditioning
+from trimtab.errors import NormalizationError
+from trimtab.norms.standardizer import Standardizer, conditioning
 
 KNOWN = json.loads((Path(__file__).parent.parent / "reference" / "linear_regression.json").read_text())["rows"]
 LOADERS = {
@@ -211,5 +212,5 @@ def test_what_is_printed():
     ],
 )
 def test_wrong_use(call, words):
-    with pytest.raises(StandardizerError, match=words):
+    with pytest.raises(NormalizationError, match=words):
         call()

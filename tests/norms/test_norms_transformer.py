@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from trimtab.errors import NormalizationError
 from trimtab.norms.attention import Attention
-from trimtab.norms.layers import LayerError, RMSNorm
+from trimtab.norms.layers import RMSNorm
 from trimtab.norms.residual import PLACEMENTS, Residual, deepnorm_scales
 from trimtab.norms.transformer import Transformer, TransformerLayer
 
@@ -362,41 +363,43 @@ def test_deepnorm_gradients_are_equal_over_layers_and_fall_with_depth():
 
 
 def test_wrong_sizes_and_names():
-    with pytest.raises(LayerError, match="3 heads do not divide a width of 16"):
+    with pytest.raises(NormalizationError, match="3 heads do not divide a width of 16"):
         TransformerLayer(16, 3)
-    with pytest.raises(LayerError, match="num_layers is 0; a finite number >= 1 is needed"):
+    with pytest.raises(NormalizationError, match="num_layers is 0; a whole number of at least 1 is needed"):
         Transformer(16, 2, 0)
-    with pytest.raises(LayerError, match="activation is 'swish'; 'relu', 'gelu' or a function of a tensor is needed"):
+    with pytest.raises(
+        NormalizationError, match="activation is 'swish'; 'relu', 'gelu' or a function of a tensor is needed"
+    ):
         TransformerLayer(16, 2, activation="swish")
-    with pytest.raises(LayerError, match="placement is 'middle'"):
+    with pytest.raises(NormalizationError, match="placement is 'middle'"):
         TransformerLayer(16, 2, placement="middle")
-    with pytest.raises(LayerError, match="placement 'deep' needs scale, one of the two of deepnorm_scales"):
+    with pytest.raises(NormalizationError, match="placement 'deep' needs scale, one of the two of deepnorm_scales"):
         TransformerLayer(16, 2, placement="deep")
-    with pytest.raises(LayerError, match="placement 'pre' has no scale"):
+    with pytest.raises(NormalizationError, match="placement 'pre' has no scale"):
         Transformer(16, 2, 1, scale=deepnorm_scales(1)[0])
-    with pytest.raises(LayerError, match="norm is a LayerNorm, which all blocks would share"):
+    with pytest.raises(NormalizationError, match="norm is a LayerNorm, which all blocks would share"):
         TransformerLayer(16, 2, norm=nn.LayerNorm(16))
 
 
 def test_wrong_masks_and_memories():
     layer, x = TransformerLayer(16, 2, 8), torch.randn(3, 7, 16)
     with pytest.raises(
-        LayerError, match=r"the mask is torch.bool of shape \(3, 6\); torch.bool of shape \(3, 7\) is needed"
+        NormalizationError, match=r"the mask is torch.bool of shape \(3, 6\); torch.bool of shape \(3, 7\) is needed"
     ):
         layer(x, mask=REAL[:, :6])
-    with pytest.raises(LayerError, match=r"the mask is torch.float32"):
+    with pytest.raises(NormalizationError, match=r"the mask is torch.float32"):
         layer(x, mask=REAL.float())
     with pytest.raises(
-        LayerError, match=r"the attention mask has shape \(7, 5\); one that broadcasts to \(3, 2, 7, 7\)"
+        NormalizationError, match=r"the attention mask has shape \(7, 5\); one that broadcasts to \(3, 2, 7, 7\)"
     ):
         layer(x, attention_mask=torch.zeros(7, 5))
-    with pytest.raises(LayerError, match=r"the attention mask has dtype torch.int64"):
+    with pytest.raises(NormalizationError, match=r"the attention mask has dtype torch.int64"):
         layer(x, attention_mask=torch.zeros(7, 7, dtype=torch.long))
-    with pytest.raises(LayerError, match="the layer has no cross attention for memory"):
+    with pytest.raises(NormalizationError, match="the layer has no cross attention for memory"):
         layer(x, x)
-    with pytest.raises(LayerError, match="memory_mask is given without memory"):
+    with pytest.raises(NormalizationError, match="memory_mask is given without memory"):
         layer(x, memory_mask=REAL)
-    with pytest.raises(LayerError, match="the layer has cross attention and needs memory"):
+    with pytest.raises(NormalizationError, match="the layer has cross attention and needs memory"):
         TransformerLayer(16, 2, 8, cross_attention=True)(x)
-    with pytest.raises(LayerError, match="causal is given together with memory"):
+    with pytest.raises(NormalizationError, match="causal is given together with memory"):
         Attention(16, 2)(x, x, causal=True)

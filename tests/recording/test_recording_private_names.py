@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import grad, jvp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from trimtab import _torch
@@ -49,6 +50,30 @@ def test_maybe_current_level():
     jvp(f, (torch.ones(3),), (torch.ones(3),))
     f(torch.ones(3))
     assert seen == [False, True, True, True, False]
+
+
+def test_len_torch_dispatch_stack():
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    assert not _torch.dispatch_mode_is_active()
+    with Mode():
+        assert _torch.dispatch_mode_is_active()
+    assert not _torch.dispatch_mode_is_active()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_is_tracing():
+    seen = []
+
+    def f(x):
+        seen.append(_torch.is_traced())
+        return x.sin()
+
+    f(torch.ones(3))
+    torch.jit.trace(f, torch.ones(3), check_trace=False)
+    assert seen == [False, True]
 
 
 def test_is_replica():
@@ -243,3 +268,17 @@ def test_nobody_hears_twice_through_somebody_elses_wrapper(says_what_it_wraps):
         assert [len(ear.heard) for ear in ears] == [4, 4]
     finally:
         torch.autograd.backward = original
+
+
+def test_hooks():
+    layer = nn.Linear(2, 2)
+    assert not _torch.has_hooks(layer)
+    before, after = (lambda module, args: None), (lambda module, args, output: None)
+    handles = [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]
+    assert _torch.forward_hooks(layer) == (before, after)
+    assert _torch.has_hooks(layer)
+    for handle in handles:
+        handle.remove()
+    layer.register_full_backward_hook(lambda module, into, out: None)
+    assert _torch.forward_hooks(layer) == ()
+    assert _torch.has_hooks(layer)

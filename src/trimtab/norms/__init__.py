@@ -7,9 +7,9 @@ estimator needs scikit-learn.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from trimtab.errors import NormalizationError as NormalizationError
 from trimtab.norms import functional as functional
 from trimtab.norms import layers as layers
-from trimtab.norms._model_error import ModelError as ModelError
 from trimtab.norms.auditing import Fact as Fact
 from trimtab.norms.auditing import audit as audit
 from trimtab.norms.auditing import momentum_for_updates as momentum_for_updates

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trimtab.norms._model_error import ModelError
+from trimtab.errors import NormalizationError
 
 _CONSTANT = 1e-12  # of the second moment: a variance below is the rounding of a constant, and has no slope
 
@@ -38,6 +38,8 @@ class ChannelFit:
         """
         zs, ys = _rows(z, axis), _rows(y, axis)
         n = zs.shape[1]
+        if not n:
+            return
         z_mean, y_mean = zs.mean(1), ys.mean(1)
         zs, ys = zs - z_mean[:, None], ys - y_mean[:, None]
         zz, zy = zs.square().sum(1), (zs * ys).sum(1)
@@ -62,14 +64,14 @@ class ChannelFit:
             Scale and shift, float64 of shape (C,).
 
         Raises:
-            ModelError: If a value of z or y is not finite.
+            NormalizationError: If a value of z or y is not finite.
         """
         assert self.z is not None
         assert self.y is not None
         assert self.zz is not None
         assert self.zy is not None
         if not bool((self.zz + self.zy + self.y).isfinite().all()):
-            raise ModelError(
+            raise NormalizationError(
                 "batches give a normalization values that are not finite, so that nothing can be fitted to them"
             )
         if not with_bias:

@@ -1,6 +1,7 @@
 """How many groups a GroupNorm of a layer should have."""
 
-from trimtab.norms._model_error import ModelError
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_whole
 
 MOST_GROUPS = 32  # of Wu & He 2018, arXiv:1803.08494, and of nearly every project since
 LEAST_CHANNELS = 4  # per group, where channels are all that a group has
@@ -21,11 +22,9 @@ def group_count(channels: int, positions: int = 1, most: int = MOST_GROUPS) -> i
         The largest divisor of C up to `most` that leaves 4 channels per group, or 16 values; 1 if there is none.
 
     Raises:
-        ModelError: If a number is less than 1.
+        NormalizationError: If a number is less than 1.
     """
-    for name, value in (("channels", channels), ("positions", positions), ("most", most)):
-        if value < 1:
-            raise ModelError(f"{name} is {value}; a whole number of at least 1 is needed")
+    require_whole(channels=channels, positions=positions, most=most)
     for groups in range(min(most, channels), 0, -1):
         size, rest = divmod(channels, groups)
         if not rest and (size >= LEAST_CHANNELS or (positions > 1 and size * positions >= LEAST_ELEMENTS)):
@@ -42,11 +41,11 @@ def require_groups(groups: int, channels: int, where: str) -> None:
         where: Which layer, for the message.
 
     Raises:
-        ModelError: If they do not.
+        NormalizationError: If they do not.
     """
     if groups < 1 or channels % groups:
         divisors = ", ".join(str(g) for g in range(1, min(channels, 64) + 1) if channels % g == 0)
-        raise ModelError(
+        raise NormalizationError(
             f"groups is {groups}, which does not divide the {channels} channels of {where}; "
             f"its divisors are {divisors}; leave groups out to choose one per layer"
         )

@@ -8,12 +8,14 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from trimtab._torch import has_hooks
 from trimtab.norms.frozen_batch_norm import FrozenBatchNorm
 
 BATCH_KINDS = ("batch_norm", "sync_batch_norm", "frozen_batch_norm")
 ROW_KINDS = ("layer_norm", "rms_norm")  # of trailing axes; all others have their channels on axis 1
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 LINEAR_MAPS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 
 _KINDS: tuple[tuple[type[nn.Module], str], ...] = (
@@ -60,7 +62,7 @@ def why_changed(module: nn.Module, own_class: bool = False) -> str | None:
     """
     if parametrize.is_parametrized(module):
         return "its parameters are computed by parametrizations; remove_parametrizations first"
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+    if has_hooks(module):
         return "it has hooks, which see or change its input or output"
     if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
         return "its parameters are not initialized; run a batch through the lazy layer first"

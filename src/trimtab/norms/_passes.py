@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trimtab._torch import force_eager
-from trimtab.norms._model_error import ModelError
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import refuse, require_module, shown
+from trimtab.norms._hooks import hooks_forget
 
 Forward: TypeAlias = Callable[[nn.Module, Any], Any]
 Batches: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -25,14 +28,13 @@ def copy_of(model: nn.Module) -> nn.Module:
         The copy.
 
     Raises:
-        ModelError: If it is no module, or something in it cannot be copied.
+        NormalizationError: If it is no module, or something in it cannot be copied.
     """
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"model must be a torch.nn.Module, but it is {type(model).__name__}")
+    require_module("model", model)
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        raise ModelError(
+        raise NormalizationError(
             f"the model cannot be copied ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); "
             "tensors with a history, such as old-style weight_norm leaves behind, go with a forward pass under torch.no_grad()"
         ) from error
@@ -59,10 +61,44 @@ def call(model: nn.Module, example: Any) -> Any:
     Returns:
         What the model returns.
     """
-    example = own(example)
-    if isinstance(example, Mapping):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple) else model(example)
+    given = own(example)
+    with told_what_was_given("example", example):
+        if isinstance(given, Mapping):
+            return model(**given)
+        return model(*given) if isinstance(given, tuple) else model(given)
+
+
+@contextmanager
+def told_what_was_given(name: str, value: object) -> Iterator[None]:
+    """Errors of the user's own model pass as they are, with a note of what trimtab called it with.
+
+    Args:
+        name: The argument that it came from.
+        value: What it was called with.
+
+    Yields:
+        Nothing.
+    """
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"The model raised this when it was called with {name}, which is {shown(value)}.")
+        raise
+
+
+def run(forward: Forward, model: nn.Module, batch: Any) -> Any:
+    """Call a model by the user's own function.
+
+    Args:
+        forward: How the model is called.
+        model: The model.
+        batch: One of `batches`.
+
+    Returns:
+        What the function returns.
+    """
+    with told_what_was_given("a batch of batches", batch):
+        return forward(model, batch)
 
 
 def feed(model: nn.Module, batch: Any) -> Any:
@@ -81,9 +117,24 @@ def feed(model: nn.Module, batch: Any) -> Any:
     return model(batch[0]) if isinstance(batch, (tuple, list)) else model(batch)
 
 
+def outcome(model: nn.Module, example: Any) -> Any:
+    """What a model returns for an example in the mode it is in, with the same random numbers each time.
+
+    Args:
+        model: The model. Its buffers may move: hand over a copy.
+        example: As for `call`.
+
+    Returns:
+        What the model returns.
+    """
+    with undisturbed(model, training=None):
+        torch.manual_seed(0)
+        return call(model, example)
+
+
 @contextmanager
 def undisturbed(model: nn.Module, training: bool | None = False) -> Iterator[None]:
-    """Without gradients, and with every mode and the random state put back at the end; compiled code runs eagerly.
+    """Without gradients, and with every mode, the random state and what hooks note put back; compiled code runs eagerly.
 
     Args:
         model: The model.
@@ -95,7 +146,8 @@ def undisturbed(model: nn.Module, training: bool | None = False) -> Iterator[Non
     modes = [(module, module.training) for module in model.modules()]
     compiled = any(type(module).__name__ == "OptimizedModule" for module, _ in modes)
     devices = {p.device for p in model.parameters() if p.is_cuda}
-    with torch.no_grad(), torch.random.fork_rng(devices=[d.index for d in devices if d.index is not None]):
+    indices = [device.index for device in devices if device.index is not None]
+    with torch.no_grad(), torch.random.fork_rng(devices=indices), hooks_forget(model):
         try:
             if training is not None:
                 model.train(training)
@@ -120,22 +172,28 @@ def fresh_passes(batches: Batches, several: bool) -> Callable[[], Iterable[Any]]
         The function.
 
     Raises:
-        ModelError: If nothing can be iterated over, or several passes are needed over a one-shot iterator.
+        NormalizationError: If nothing can be iterated over, or several passes are needed over a one-shot iterator.
     """
+    if isinstance(batches, (str, bytes, Mapping, nn.Module, type)):
+        refuse("batches", batches, "an iterable of batches or a function that returns one is needed")
     if not isinstance(batches, Iterable):
         if callable(batches):
-            return lambda: map(own, batches())
-        raise ModelError(
-            f"batches must be an iterable of batches or a function that returns one, but it is {type(batches).__name__}"
-        )
-    if isinstance(batches, Tensor):
-        raise ModelError("batches must be an iterable of batches, but it is one tensor; write batches=[tensor]")
+            return lambda: map(own, _iterable(batches()))
+        refuse("batches", batches, "an iterable of batches or a function that returns one is needed")
+    if isinstance(batches, (Tensor, np.ndarray)):
+        refuse("batches", batches, "an iterable of batches is needed, not one batch; write batches=[batch]")
     if several and isinstance(batches, Iterator):
-        raise ModelError(
+        raise NormalizationError(
             "batches must give more than one pass, but it is a one-shot iterator; "
             "give the DataLoader, a list or a function that returns a fresh iterator"
         )
     return lambda: map(own, batches)
+
+
+def _iterable(given: Any) -> Iterable[Any]:
+    if not isinstance(given, Iterable):
+        refuse("what batches() returns", given, "an iterable of batches is needed")
+    return given
 
 
 def tensors(output: Any) -> list[Tensor]:

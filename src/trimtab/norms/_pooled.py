@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from trimtab.errors import NormalizationError
 from trimtab.norms._channel_moments import ChannelMoments, channel_moments, merge
-from trimtab.norms._model_error import ModelError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -93,7 +93,7 @@ class Pool:
         """Pool over the ranks.
 
         Raises:
-            ModelError: If there were no two values per channel, or one was not finite.
+            NormalizationError: If there were no two values per channel, or one was not finite.
         """
         if self.group is not None:
             self._gather(self.group)
@@ -101,11 +101,11 @@ class Pool:
         label = self.name or "the model itself"
         if moments is None or moments.count < 2:
             found = 0 if moments is None else moments.count
-            raise ModelError(
+            raise NormalizationError(
                 f"{label} got {found} values per channel from the batches; at least 2 are needed for a variance"
             )
         if not bool((torch.isfinite(moments.mean) & torch.isfinite(moments.m2)).all()):
-            raise ModelError(
+            raise NormalizationError(
                 f"the input of {label} is not finite in some batch; no statistics were changed: look at the data and at "
                 "the layers before it"
             )

@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from trimtab.norms._model_error import ModelError
-from trimtab.norms._passes import Forward
+from trimtab.errors import NormalizationError
+from trimtab.norms._passes import Forward, run
 from trimtab.norms._pooled import Pool
 
 Pass: TypeAlias = Callable[[], Iterable[Any]]
@@ -37,7 +37,7 @@ def layer_by_layer(
         with pool.listening(stop=_Reached if often == 1 else None, own_batch=often > 1):
             for batch in one_pass():
                 try:
-                    forward(model, batch)
+                    run(forward, model, batch)
                 except _Reached:
                     continue
         pool.finish()
@@ -59,12 +59,12 @@ def _first_calls(model: nn.Module, pools: dict[str, Pool], one_pass: Pass, forwa
     handles = [p.module.register_forward_pre_hook(before(name), with_kwargs=True) for name, p in pools.items()]
     try:
         for batch in one_pass():
-            forward(model, batch)
+            run(forward, model, batch)
             return calls
     finally:
         for handle in handles:
             handle.remove()
-    raise ModelError("batches gave no batch; at least one is needed")
+    raise NormalizationError("batches gave no batch; at least one is needed")
 
 
 def in_one_pass(model: nn.Module, pools: dict[str, Pool], one_pass: Pass, forward: Forward) -> list[tuple[str, bool]]:
@@ -86,7 +86,7 @@ def in_one_pass(model: nn.Module, pools: dict[str, Pool], one_pass: Pass, forwar
         pool.start(stop=None, own_batch=True)
     try:
         for batch in one_pass():
-            forward(model, batch)
+            run(forward, model, batch)
     finally:
         for handle in handles:
             handle.remove()

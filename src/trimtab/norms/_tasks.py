@@ -1,10 +1,12 @@
 """The tasks that `recommend` knows, and what a model shows of its task."""
 
 from collections import Counter
+from typing import Any
 
 from torch import nn
 
-from trimtab.norms._model_error import ModelError
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import refuse
 
 FAMILIES = {
     "image-classification": "convolutional",
@@ -34,7 +36,7 @@ _OF_THE_NOTE = {  # names of a selection guide in circulation, with the batch si
 }
 
 
-def known_task(task: str) -> tuple[str, int | None]:
+def known_task(task: Any) -> tuple[str, int | None]:
     """The task by its proper name.
 
     Args:
@@ -44,14 +46,17 @@ def known_task(task: str) -> tuple[str, int | None]:
         The name, and the batch size that an older name of it means.
 
     Raises:
-        ModelError: If there is no such task.
+        NormalizationError: If there is no such task.
     """
+    if not isinstance(task, str):
+        hint = ", or a model: make one of the class" if isinstance(task, type) else ", or a model"
+        refuse("task", task, f"a word is needed, one of {', '.join(FAMILIES)}{hint}")
     plain = task.strip().lower().replace("_", "-").replace(" ", "-")
     if plain in FAMILIES:
         return plain, None
     if plain in _OF_THE_NOTE:
         return _OF_THE_NOTE[plain]
-    raise ModelError(f"task is {task!r}; known are {', '.join(FAMILIES)}")
+    raise NormalizationError(f"task is {task!r}; known are {', '.join(FAMILIES)}")
 
 
 def task_of(model: nn.Module) -> tuple[str, str]:
@@ -64,7 +69,7 @@ def task_of(model: nn.Module) -> tuple[str, str]:
         The task, and the layers that it was read off.
 
     Raises:
-        ModelError: If it has none of the layers that tell.
+        NormalizationError: If it has none of the layers that tell.
     """
     counts: Counter[str] = Counter()
     for module in model.modules():
@@ -83,7 +88,7 @@ def task_of(model: nn.Module) -> tuple[str, str]:
         return "convolutional", f"{counts['convolution']} convolutions"
     if counts["linear"]:
         return "tabular", f"{counts['linear']} linear layers and no others with weights"
-    raise ModelError(
+    raise NormalizationError(
         f"{type(model).__name__} has neither convolutions, attention, recurrent nor linear layers to read a task off; "
         f"give one of {', '.join(FAMILIES)}"
     )

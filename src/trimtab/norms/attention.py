@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trimtab.norms.layers._checks import LayerError
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import (
+    refuse,
+    require_device_and_dtype,
+    require_flag,
+    require_share,
+    require_tensor,
+    require_whole,
+)
 
 
 class Attention(nn.Module):
@@ -28,7 +36,7 @@ class Attention(nn.Module):
         dtype: Their type.
 
     Raises:
-        LayerError: If nhead does not divide d_model.
+        NormalizationError: If nhead does not divide d_model.
     """
 
     def __init__(
@@ -41,9 +49,15 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if nhead < 1 or d_model % nhead:
-            raise LayerError(f"{nhead} heads do not divide a width of {d_model}; d_model must be a multiple of nhead")
-        self.nhead, self.dropout = nhead, dropout
+        require_whole(d_model=d_model, nhead=nhead)
+        require_share(dropout=dropout)
+        require_flag(bias=bias)
+        require_device_and_dtype(device, dtype)
+        if d_model % nhead:
+            raise NormalizationError(
+                f"{nhead} heads do not divide a width of {d_model}; d_model must be a multiple of nhead"
+            )
+        self.d_model, self.nhead, self.dropout = d_model, nhead, dropout
         make = partial(nn.Linear, d_model, d_model, bias, device, dtype)
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = make(), make(), make(), make()
 
@@ -69,11 +83,16 @@ class Attention(nn.Module):
             Shape (N, L, d_model).
 
         Raises:
-            LayerError: If a mask is of another shape or type, or causal is asked of another sequence.
+            NormalizationError: If a mask is of another shape or type, or causal is asked of another sequence.
         """
+        require_stream("x", x, self.d_model)
+        if memory is not None:
+            require_stream("memory", memory, self.d_model)
+        if not isinstance(causal, bool):
+            refuse("causal", causal, "True or False is needed")
         asked = x if memory is None else memory
         if causal and memory is not None:
-            raise LayerError(
+            raise NormalizationError(
                 "causal is given together with memory; the order of another sequence says nothing: leave it out"
             )
         allowed = _allowed(x, asked, mask, attention_mask, causal, self.nhead)
@@ -92,6 +111,21 @@ class Attention(nn.Module):
         return self.out_proj(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
+def require_stream(name: str, x: Tensor, d_model: int) -> None:
+    """Let only sequences of vectors of the model's width pass.
+
+    Args:
+        name: The argument.
+        x: What it is.
+        d_model: The width.
+
+    Raises:
+        NormalizationError: If it is no tensor, or of another shape.
+    """
+    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != d_model:
+        refuse(name, x, f"a tensor of shape (samples, positions, {d_model}) is needed")
+
+
 def _allowed(
     x: Tensor, asked: Tensor, mask: Tensor | None, attention_mask: Tensor | None, causal: bool, nhead: int
 ) -> Tensor | None:
@@ -99,16 +133,18 @@ def _allowed(
     whole = (len(x), nhead, x.shape[1], asked.shape[1])
     allowed: Tensor | None = None
     if mask is not None:
+        require_tensor("mask", mask)
         if mask.dtype != torch.bool or tuple(mask.shape) != tuple(asked.shape[:2]):
-            raise LayerError(
+            raise NormalizationError(
                 f"the mask is {mask.dtype} of shape {tuple(mask.shape)}; torch.bool of shape {tuple(asked.shape[:2])} is "
                 f"needed, true where a position is real"
             )
         allowed = mask[:, None, None, :]
     if attention_mask is not None:
+        require_tensor("attention_mask", attention_mask)
         sizes = zip(reversed(attention_mask.shape), reversed(whole), strict=False)
         if attention_mask.dim() > 4 or any(given not in {1, size} for given, size in sizes):
-            raise LayerError(
+            raise NormalizationError(
                 f"the attention mask has shape {tuple(attention_mask.shape)}; one that broadcasts to {whole} is needed: "
                 f"samples, heads, queries, keys"
             )
@@ -119,7 +155,7 @@ def _allowed(
                 attention_mask = attention_mask.masked_fill(~allowed, float("-inf"))
             allowed = attention_mask.to(x.dtype)
         else:
-            raise LayerError(
+            raise NormalizationError(
                 f"the attention mask has dtype {attention_mask.dtype}; torch.bool, true where a query may see a key, or a "
                 f"floating type, added to the scores, is needed"
             )

@@ -4,6 +4,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trimtab.norms._arguments import is_whole, refuse, require_flag, require_tensor, require_whole
+
+
+def require_channels(x: Tensor) -> None:
+    """Let only tensors with samples and channels pass.
+
+    Args:
+        x: The input of a layer.
+
+    Raises:
+        NormalizationError: If it is something else.
+    """
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        refuse("x", x, "a tensor of shape (samples, channels, ...) is needed")
+
 
 class ChannelLayerNorm(nn.LayerNorm):
     """LayerNorm over the channels of (N, C, ...), at each position by itself.
@@ -20,6 +35,7 @@ class ChannelLayerNorm(nn.LayerNorm):
         Returns:
             The same shape.
         """
+        require_channels(x)
         last = functional.layer_norm(x.movedim(1, -1), self.normalized_shape, self.weight, self.bias, self.eps)
         return last.movedim(-1, 1)
 
@@ -39,6 +55,7 @@ class ChannelRMSNorm(nn.RMSNorm):
         Returns:
             The same shape.
         """
+        require_channels(x)
         return functional.rms_norm(x.movedim(1, -1), self.normalized_shape, self.weight, self.eps).movedim(-1, 1)
 
 
@@ -49,10 +66,17 @@ class ChannelAffine(nn.Module):
         channels: Number of channels, C.
         axis: The channel axis: 1 for (N, C, ...), -1 for (..., C).
         bias: Whether there is a bias.
+
+    Raises:
+        NormalizationError: If an argument is of another kind.
     """
 
     def __init__(self, channels: int, axis: int = 1, bias: bool = True) -> None:
         super().__init__()
+        require_whole(channels=channels)
+        require_flag(bias=bias)
+        if not is_whole(axis):
+            refuse("axis", axis, "the number of an axis is needed: 1 for (N, C, ...), -1 for (..., C)")
         self.axis = axis
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
@@ -66,6 +90,7 @@ class ChannelAffine(nn.Module):
         Returns:
             The same shape.
         """
+        require_tensor("x", x)
         shape = [1] * x.dim()
         shape[self.axis] = -1
         y = x * self.weight.view(shape)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trimtab.norms._model_error import ModelError
+from trimtab.norms._arguments import require_at_least, require_device_and_dtype, require_whole
 
 
 class FrozenBatchNorm(nn.Module):
@@ -26,7 +26,7 @@ class FrozenBatchNorm(nn.Module):
         Input and output (N, C, ...), with any number of further axes.
 
     Raises:
-        ModelError: If `num_features` is less than 1 or `eps` negative.
+        NormalizationError: If `num_features` is less than 1 or `eps` negative.
     """
 
     weight: Tensor
@@ -42,10 +42,9 @@ class FrozenBatchNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if num_features < 1:
-            raise ModelError(f"num_features is {num_features}; a number of channels of at least 1 is needed")
-        if not eps >= 0.0:
-            raise ModelError(f"eps is {eps}; a number >= 0 is needed")
+        require_whole(num_features=num_features)
+        require_at_least(0.0, eps=eps)
+        require_device_and_dtype(device, dtype)
         self.num_features = num_features
         self.eps = eps
         for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):

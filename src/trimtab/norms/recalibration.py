@@ -6,11 +6,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from trimtab._messages import say
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import (
+    refuse,
+    require_flag,
+    require_function,
+    require_module,
+    require_names,
+    require_values,
+    require_word,
+)
 from trimtab.norms._kinds import kind_of
-from trimtab.norms._model_error import ModelError
 from trimtab.norms._passes import Batches, Forward, copy_of, feed, fresh_passes, undisturbed
 from trimtab.norms._pooled import Pool
 from trimtab.norms._sweeps import in_one_pass, kept_on_failure, layer_by_layer
@@ -111,7 +121,8 @@ def recalibrate(
     The rest of the model is in evaluation mode meanwhile, so that dropout, which is off in evaluation, does not
     enter the statistics. Afterwards every module is in its old mode, the random state is the old one, and
     `num_batches_tracked` is the number of batches; momentum, weight and bias are untouched. Should anything fail, all
-    statistics are the old ones.
+    statistics are the old ones. Hooks run, since they may be part of the function; what they have noted in Python objects
+    meanwhile is taken back, what they have printed or written to files is not.
 
     Args:
         model: The model; of a `DistributedDataParallel` give its `module`.
@@ -130,14 +141,17 @@ def recalibrate(
         the batch variances differs from the pooled variance by more than 10 %.
 
     Raises:
-        ModelError: If an option is unknown, the model has no running statistics, the batches are too few or one-shot,
+        NormalizationError: If an option is unknown, the model has no running statistics, the batches are too few or one-shot,
             or a layer's input is not finite; the message names the first such layer.
     """
-    if upstream not in ("running", "batch"):
-        raise ModelError(f"upstream is {upstream!r}; 'running' and 'batch' are known")
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"model must be a torch.nn.Module, but it is {type(model).__name__}")
+    require_word("upstream", upstream, ("running", "batch"))
+    require_module("model", model)
+    require_values(model)
+    require_flag(inplace=inplace)
+    require_function("forward", forward, "forward(model, batch)")
     model = model if inplace else copy_of(model)
+    if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+        refuse("group", group, "a torch.distributed.ProcessGroup, or None for this process alone, is needed")
     chosen = _chosen(model, layers)
     one_pass = fresh_passes(batches, several=upstream == "running")
     pools = {name: Pool(name, model.get_submodule(name), group) for name in chosen}
@@ -152,22 +166,26 @@ def recalibrate(
         for name in pools
         if not pools[name].calls
     )
-    compared = [
-        layer for layer in told if layer.exact or upstream == "batch"
-    ]  # not places of one layer with each other
-    if uneven := [layer for layer in compared if abs(layer.gap) > WORTH_A_WARNING]:
-        worst = max(uneven, key=lambda layer: abs(layer.gap))
-        message = say(
-            "In {count} of {all} layers the mean of the batch variances differs from the pooled variance by more than "
-            "10 %, most in {name}, by {gap:.0%}: the batches are not alike. Evaluation now uses the pooled variance; the "
-            "weights were trained with the batches' own.",
-            count=len(uneven),
-            all=len(compared),
-            name=worst.name or "the model itself",
-            gap=worst.gap,
-        )
+    if (message := _unequal([layer for layer in told if layer.exact or upstream == "batch"])) is not None:
         warnings.warn(message, UnequalBatchesWarning, stacklevel=2)
     return Recalibrated(model, told, skipped)
+
+
+def _unequal(layers: list[LayerStatistics]) -> str | None:
+    """Returns what to say of layers whose batches are not alike; none is there that mixes the places of a shared layer."""
+    uneven = [layer for layer in layers if abs(layer.gap) > WORTH_A_WARNING]
+    if not uneven:
+        return None
+    worst = max(uneven, key=lambda layer: abs(layer.gap))
+    return say(
+        "In {count} of {all} layers the mean of the batch variances differs from the pooled variance by more than "
+        "10 %, most in {name}, by {gap:.0%}: the batches are not alike. Evaluation now uses the pooled variance; the "
+        "weights were trained with the batches' own.",
+        count=len(uneven),
+        all=len(layers),
+        name=worst.name or "the model itself",
+        gap=worst.gap,
+    )
 
 
 def _chosen(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
@@ -178,10 +196,13 @@ def _chosen(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
     }
     if layers is None:
         if not there:
-            raise ModelError("the model has no BatchNorm with running statistics; there is nothing to recalibrate")
+            raise NormalizationError(
+                "the model has no BatchNorm with running statistics; there is nothing to recalibrate"
+            )
         return list(there)
+    layers = require_names("layers", layers, "modules")
     if unknown := [name for name in layers if name not in there]:
-        raise ModelError(
+        raise NormalizationError(
             f"layers holds {unknown[0]!r}, which is no BatchNorm with running statistics; there are: {', '.join(there)}"
         )
     return [name for name in there if name in set(layers)]

@@ -5,14 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trimtab.norms._arguments import refuse, require_flag, require_whole
 from trimtab.norms._choices import CHOICES, IN_BRANCHES, Case, placement_of
 from trimtab.norms._groups import group_count
 from trimtab.norms._kinds import CONVOLUTIONS, TRANSPOSED
-from trimtab.norms._model_error import ModelError
 from trimtab.norms._practice import Practice, practice_of
 from trimtab.norms._tasks import FAMILIES, known_task, task_of
 
@@ -92,7 +93,7 @@ def recommend(
         The layer, its numbers, where it stands, and why.
 
     Raises:
-        ModelError: If the task is unknown, the model shows none, or a number is less than 1.
+        NormalizationError: If the task is unknown, the model shows none, a number is less than 1, or the batch holds no tensor.
     """
     reasons = []
     if isinstance(task, nn.Module):
@@ -105,17 +106,17 @@ def recommend(
     else:
         name, meant = known_task(task)
         meant = _size_of(batch) or meant
+    if batch is not None and _size_of(batch) is None:
+        refuse(
+            "batch", batch, "a tensor, or a tuple, list or mapping that holds one, samples first, is needed, or None"
+        )
     batch_size = meant if batch_size is None else batch_size
     ranks = (dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1) if ranks is None else ranks
-    for what, value in (
-        ("batch_size", batch_size),
-        ("channels", channels),
-        ("positions", positions),
-        ("ranks", ranks),
-        ("depth", depth),
-    ):
-        if value is not None and value < 1:
-            raise ModelError(f"{what} is {value}; a whole number of at least 1 is needed")
+    numbers = {"batch_size": batch_size, "channels": channels, "positions": positions, "ranks": ranks, "depth": depth}
+    require_whole(**{what: value for what, value in numbers.items() if value is not None})
+    require_flag(padded=padded, gradient_penalty=gradient_penalty, pretrained=pretrained)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        refuse("dtype", dtype, "a torch.dtype such as torch.float16, or None, is needed")
     case = Case(
         name,
         FAMILIES[name],
@@ -181,8 +182,8 @@ def _decay(case: Case, layer: str) -> str:
 
 def _size_of(batch: Any) -> int | None:
     """Returns the first axis of the first tensor of a batch."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.dim() else None
+    if isinstance(batch, (Tensor, np.ndarray)):
+        return batch.shape[0] if batch.ndim else None
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, (tuple, list)):

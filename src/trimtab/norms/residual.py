@@ -9,7 +9,17 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from trimtab.norms.layers._checks import LayerError, require_at_least, require_positive
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import (
+    refuse,
+    require_device_and_dtype,
+    require_module,
+    require_number,
+    require_positive,
+    require_share,
+    require_whole,
+    require_word,
+)
 
 Placement = Literal["pre", "post", "deep", "sandwich", "rezero", "scaled"]
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
@@ -46,11 +56,12 @@ def deepnorm_scales(
         The constants of the encoder and of the decoder, None for one that is not there.
 
     Raises:
-        LayerError: If a number is negative, or both are 0.
+        NormalizationError: If a number is negative, or both are 0.
     """
+    require_whole(0, encoder_layers=encoder_layers, decoder_layers=decoder_layers)
     n, m = encoder_layers, decoder_layers
-    if n < 0 or m < 0 or n + m == 0:
-        raise LayerError(f"{n} encoder layers and {m} decoder layers; one of the two must be above 0, none below")
+    if n + m == 0:
+        raise NormalizationError("encoder_layers is 0 and decoder_layers is 0; one of the two must be above 0")
     if n and m:
         both = (n**4 * m) ** (1 / 16)
         return DeepNormScale(0.81 * both, 0.87 / both), DeepNormScale((3 * m) ** 0.25, (12 * m) ** -0.25)
@@ -90,7 +101,7 @@ class Residual(nn.Module):
         dtype: Its type.
 
     Raises:
-        LayerError: If the placement is unknown, lacks its norm or its factor, or is given one that it has no use for.
+        NormalizationError: If the placement is unknown, lacks its norm or its factor, or is given one that it has no use for.
     """
 
     def __init__(
@@ -107,19 +118,22 @@ class Residual(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        require_module("branch", branch)
+        require_share(dropout=dropout)
+        require_device_and_dtype(device, dtype)
         _check(placement, norm, skip_scale, branch_scale, depth)
         self.placement = placement
         self.branch = branch
-        self.norm = norm if isinstance(norm, nn.Module) or norm is None else norm()
+        self.norm = norm if isinstance(norm, nn.Module) or norm is None else made(norm)
         self.norm_out: nn.Module | None = None
         if placement == "sandwich":
-            self.norm_out = copy.deepcopy(self.norm) if norm is self.norm or norm is None else norm()
+            self.norm_out = copy.deepcopy(self.norm) if norm is self.norm or norm is None else made(norm)
         self.dropout = nn.Dropout(dropout)
         self.skip_scale = skip_scale
         self.branch_scale: float | None = None
         self.alpha: nn.Parameter | None = None
         if placement == "rezero":
-            self.alpha = nn.Parameter(torch.full((), branch_scale or 0.0, device=device, dtype=dtype))
+            self.alpha = nn.Parameter(torch.full((), float(branch_scale or 0.0), device=device, dtype=dtype))
         elif placement == "scaled":
             self.branch_scale = 1.0 / math.sqrt(depth) if depth is not None else branch_scale
 
@@ -143,13 +157,13 @@ class Residual(nn.Module):
             The stream behind the block, of the shape of x.
 
         Raises:
-            LayerError: If the branch returns another shape.
+            NormalizationError: If the branch returns another shape.
         """
         outside = self.placement in {"post", "deep"}
         given = x if outside or self.norm is None else self.norm(x)
         added = self.branch(given, *arguments, **keywords)
         if added.shape != x.shape:
-            raise LayerError(
+            raise NormalizationError(
                 f"the branch {type(self.branch).__name__} made {tuple(added.shape)} of {tuple(given.shape)}; a residual "
                 f"branch must keep the shape"
             )
@@ -167,35 +181,56 @@ class Residual(nn.Module):
         return self.norm(y) if outside and self.norm is not None else y
 
 
+def made(norm: Callable[[], nn.Module]) -> nn.Module:
+    """The norm that a function makes.
+
+    Args:
+        norm: The function.
+
+    Returns:
+        What it returns.
+
+    Raises:
+        NormalizationError: If it cannot be called without arguments, or makes no module.
+    """
+    try:
+        module = norm()
+    except TypeError as error:
+        raise NormalizationError(
+            f"norm cannot be called without arguments ({error}); functools.partial(nn.LayerNorm, width) can"
+        ) from error
+    require_module("what norm makes", module)
+    return module
+
+
 def _check(
     placement: str, norm: object, skip_scale: float | None, branch_scale: float | None, depth: int | None
 ) -> None:
-    if placement not in PLACEMENTS:
-        raise LayerError(f"placement is {placement!r}; one of {', '.join(map(repr, PLACEMENTS))} is needed")
+    require_word("placement", placement, PLACEMENTS)
     if norm is None and placement in NEEDS_NORM:
-        raise LayerError(f"placement {placement!r} needs a norm, such as functools.partial(nn.LayerNorm, width)")
-    if norm is not None and not callable(norm):
-        raise LayerError(
-            f"norm is a {type(norm).__name__}; a norm, or a function without arguments that makes one, is needed"
+        raise NormalizationError(
+            f"placement {placement!r} needs a norm, such as functools.partial(nn.LayerNorm, width)"
         )
+    if norm is not None and not callable(norm):
+        refuse("norm", norm, "a norm, or a function without arguments that makes one, is needed")
     if (skip_scale is None) == (placement == "deep"):
         what = (
             "needs skip_scale, alpha of deepnorm_scales(...)"
             if skip_scale is None
             else "has no skip_scale: leave it out"
         )
-        raise LayerError(f"placement {placement!r} {what}")
+        raise NormalizationError(f"placement {placement!r} {what}")
     if branch_scale is not None and placement not in {"rezero", "scaled"}:
-        raise LayerError(f"placement {placement!r} has no branch_scale: leave it out, or take 'scaled'")
+        raise NormalizationError(f"placement {placement!r} has no branch_scale: leave it out, or take 'scaled'")
     if depth is not None and placement != "scaled":
-        raise LayerError(f"placement {placement!r} has no depth: leave it out, or take 'scaled'")
+        raise NormalizationError(f"placement {placement!r} has no depth: leave it out, or take 'scaled'")
     if placement == "scaled" and (depth is None) == (branch_scale is None):
-        raise LayerError(
+        raise NormalizationError(
             "placement 'scaled' needs depth, the residual blocks of the whole net, or branch_scale; one of them"
         )
     if skip_scale is not None:
-        require_positive("skip_scale", skip_scale)
+        require_positive(skip_scale=skip_scale)
     if depth is not None:
-        require_at_least("depth", depth, 1)
-    if branch_scale is not None and not math.isfinite(branch_scale):
-        raise LayerError(f"branch_scale is {branch_scale}; a finite number is needed")
+        require_whole(depth=depth)
+    if branch_scale is not None:
+        require_number(branch_scale=branch_scale)

@@ -11,9 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trimtab.norms.attention import Attention
-from trimtab.norms.layers._checks import LayerError, require_at_least
-from trimtab.norms.residual import NEEDS_NORM, DeepNormScale, Placement, Residual, deepnorm_scales
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import (
+    refuse,
+    require_device_and_dtype,
+    require_flag,
+    require_share,
+    require_whole,
+    require_word,
+)
+from trimtab.norms.attention import Attention, require_stream
+from trimtab.norms.residual import NEEDS_NORM, PLACEMENTS, DeepNormScale, Placement, Residual, deepnorm_scales, made
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "gelu": functional.gelu}
 _OPEN = ("pre", "sandwich", "rezero", "scaled")  # the stream leaves the last block without a norm
@@ -32,7 +40,7 @@ class FeedForward(nn.Module):
         dtype: Their type.
 
     Raises:
-        LayerError: If the activation is a name that is not known.
+        NormalizationError: If the activation is a name that is not known.
     """
 
     def __init__(
@@ -46,10 +54,14 @@ class FeedForward(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        require_whole(d_model=d_model, dim_feedforward=dim_feedforward)
+        require_share(dropout=dropout)
+        require_flag(bias=bias)
+        require_device_and_dtype(device, dtype)
         if isinstance(activation, str):
-            if activation not in _ACTIVATIONS:
-                raise LayerError(f"activation is {activation!r}; 'relu', 'gelu' or a function of a tensor is needed")
-            activation = _ACTIVATIONS[activation]
+            activation = _ACTIVATIONS.get(activation, activation)
+        if not callable(activation) or isinstance(activation, type):
+            refuse("activation", activation, "'relu', 'gelu' or a function of a tensor is needed")
         self.fc1 = nn.Linear(d_model, dim_feedforward, bias, device, dtype)
         self.fc2 = nn.Linear(dim_feedforward, d_model, bias, device, dtype)
         self.activation = activation
@@ -96,7 +108,7 @@ class TransformerLayer(nn.Module):
         dtype: Their type.
 
     Raises:
-        LayerError: If the sizes do not fit, or the placement lacks its constants or is given others'.
+        NormalizationError: If the sizes do not fit, or the placement lacks its constants or is given others'.
     """
 
     def __init__(
@@ -117,12 +129,18 @@ class TransformerLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        require_whole(d_model=d_model)
+        require_flag(cross_attention=cross_attention)
+        require_device_and_dtype(device, dtype)
+        require_word("placement", placement, PLACEMENTS)
         if scale is None and placement == "deep":
-            raise LayerError(
+            raise NormalizationError(
                 "placement 'deep' needs scale, one of the two of deepnorm_scales(encoder_layers, decoder_layers)"
             )
+        if scale is not None and not isinstance(scale, DeepNormScale):
+            refuse("scale", scale, "a DeepNormScale is needed, one of the two of deepnorm_scales(...)")
         if scale is not None and placement != "deep":
-            raise LayerError(f"placement {placement!r} has no scale: leave it out, or take 'deep'")
+            raise NormalizationError(f"placement {placement!r} has no scale: leave it out, or take 'deep'")
         place: Callable[[nn.Module], Residual] = partial(
             Residual,
             placement=placement,
@@ -137,7 +155,7 @@ class TransformerLayer(nn.Module):
         self.attention = place(attention())
         self.cross_attention = place(attention()) if cross_attention else None
         self.feed_forward = place(FeedForward(d_model, dim_feedforward, dropout, activation, bias, device, dtype))
-        self.scale = scale
+        self.d_model, self.scale = d_model, scale
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -175,16 +193,17 @@ class TransformerLayer(nn.Module):
             The stream behind the layer, (N, L, d_model).
 
         Raises:
-            LayerError: If memory is missing, or there is no cross attention for it; if a mask is of another shape or type.
+            NormalizationError: If memory is missing, or there is no cross attention for it; if a mask is of another shape or type.
         """
+        require_stream("x", x, self.d_model)
         if (memory is None) != (self.cross_attention is None):
-            raise LayerError(
+            raise NormalizationError(
                 "the layer has cross attention and needs memory"
                 if memory is None
                 else "the layer has no cross attention for memory: make it with cross_attention=True"
             )
         if memory is None and memory_mask is not None:
-            raise LayerError("memory_mask is given without memory")
+            raise NormalizationError("memory_mask is given without memory")
         x = self.attention(x, mask=mask, attention_mask=attention_mask, causal=causal)
         if self.cross_attention is not None:
             x = self.cross_attention(x, memory, mask=memory_mask)
@@ -199,12 +218,16 @@ def _norm_maker(
     dtype: torch.dtype | None,
 ) -> Callable[[], nn.Module] | None:
     if isinstance(norm, nn.Module):
-        raise LayerError(
+        raise NormalizationError(
             f"norm is a {type(norm).__name__}, which all blocks would share; a function that makes one is needed, such as "
             f"functools.partial(nn.RMSNorm, {d_model})"
         )
     if norm is None and placement in NEEDS_NORM:
         return partial(nn.LayerNorm, d_model, device=device, dtype=dtype)
+    if norm is not None and not callable(norm):
+        refuse(
+            "norm", norm, f"a function that makes a norm is needed, such as functools.partial(nn.RMSNorm, {d_model})"
+        )
     return norm
 
 
@@ -236,7 +259,7 @@ class Transformer(nn.Module):
         dtype: Their type.
 
     Raises:
-        LayerError: If there is no layer, or as in `TransformerLayer`.
+        NormalizationError: If there is no layer, or as in `TransformerLayer`.
     """
 
     def __init__(
@@ -257,7 +280,9 @@ class Transformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        require_at_least("num_layers", num_layers, 1)
+        require_whole(num_layers=num_layers)
+        require_word("placement", placement, PLACEMENTS)
+        require_flag(cross_attention=cross_attention)
         if scale is None and placement == "deep":
             # A decoder's constants do not depend on the depth of its encoder.
             alone, behind = deepnorm_scales(num_layers)[0], deepnorm_scales(1, num_layers)[1]
@@ -280,7 +305,7 @@ class Transformer(nn.Module):
         )
         self.layers = nn.ModuleList(make() for _ in range(num_layers))
         make_norm = _norm_maker(norm, placement, d_model, device, dtype)
-        self.norm = make_norm() if placement in _OPEN and make_norm is not None else None
+        self.norm = made(make_norm) if placement in _OPEN and make_norm is not None else None
 
     def forward(
         self,

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trimtab.norms._arguments import refuse, require_flag, require_module, require_values
 from trimtab.norms._kinds import kind_of
-from trimtab.norms._model_error import ModelError
 from trimtab.norms._passes import copy_of
 from trimtab.norms.auditing._fact import Fact, Seen, View
 from trimtab.norms.auditing._observe import observe
@@ -43,7 +43,7 @@ def audit(
     | decay-on-norm | weight decay on weight or bias | optimizer |
     | bias-before-norm | whether the layer before has a bias without effect; never amiss | |
 
-    Nothing of the model is changed: the example runs in evaluation mode, on a copy.
+    Nothing of the model is changed: the example runs in evaluation mode, on a copy, and what hooks note is taken back.
 
     Args:
         model: The model.
@@ -56,21 +56,27 @@ def audit(
         The facts.
 
     Raises:
-        ModelError: If the model is no module, or the optimizer no optimizer.
+        NormalizationError: If the model is no module, or the optimizer no optimizer.
     """
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"model must be a torch.nn.Module, but it is {type(model).__name__}")
-    optimizers = () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
-    if wrong := [o for o in optimizers if not isinstance(o, Optimizer)]:
-        raise ModelError(
-            f"optimizer must be a torch.optim.Optimizer or several, but it holds a {type(wrong[0]).__name__}"
-        )
+    require_module("model", model)
+    require_flag(everything=everything)
+    optimizers = _optimizers(optimizer)
     norms = {name: module for name, module in model.named_modules() if kind_of(module) is not None}
     seen: dict[str, Seen] = {}
     complete = False
     if example is not None:
+        require_values(model)
         twin = copy_of(model)
         seen, complete = observe(twin, {name: twin.get_submodule(name) for name in norms}, example)
     view = View(model, norms, optimizers, seen, example if complete else None)
     facts = [*statistic_facts(view), *buffer_facts(view), *parameter_facts(view)]
     return [fact for fact in facts if everything or fact.amiss]
+
+
+def _optimizers(given: Any) -> tuple[Optimizer, ...]:
+    if given is None or isinstance(given, Optimizer):
+        return () if given is None else (given,)
+    several = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (nn.Module, Tensor)) else (given,)
+    if wrong := [one for one in several if not isinstance(one, Optimizer)]:
+        refuse("optimizer", wrong[0], "a torch.optim.Optimizer, or a list of them, is needed")
+    return several

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from trimtab.norms._arguments import require_share, require_whole
 from trimtab.norms._kinds import kind_of
-from trimtab.norms._model_error import ModelError
 from trimtab.norms.auditing._fact import Fact, View, called, running
 
 LARGEST_MOMENTUM = 0.5  # above, more than half of the statistics is the last batch: the other convention's 0.9 or 0.99
@@ -29,12 +29,10 @@ def momentum_for_updates(momentum: float, updates: int) -> float:
         The momentum to set.
 
     Raises:
-        ModelError: If the momentum is not in [0, 1], or there is less than one update.
+        NormalizationError: If the momentum is not in [0, 1], or there is less than one update.
     """
-    if not 0.0 <= momentum <= 1.0:
-        raise ModelError(f"momentum is {momentum}; a number from 0 to 1 is needed")
-    if updates < 1:
-        raise ModelError(f"updates is {updates}; a whole number of at least 1 is needed")
+    require_share(momentum=momentum)
+    require_whole(updates=updates)
     return float(1.0 - (1.0 - momentum) ** (1.0 / updates))
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from trimtab.errors import NormalizationError
 from trimtab.norms._kinds import LINEAR_MAPS, kind_of
-from trimtab.norms._model_error import ModelError
 from trimtab.norms._passes import copy_of
 from trimtab.norms.auditing._fact import Fact, View, called
 from trimtab.norms.folding._wiring import wire
@@ -46,7 +46,7 @@ def _biases(view: View) -> Iterator[Fact]:
     """Yields a fact where the source of a normalization is known to be a linear map."""
     try:
         twin = copy_of(view.model)
-    except ModelError:  # whether there is such a bias is then not known
+    except NormalizationError:  # whether there is such a bias is then not known
         return
     wiring = wire(twin.eval(), view.example)  # in evaluation mode no batch is too small
     for name, norm in view.norms.items():

@@ -135,6 +135,6 @@ def _variance_of(view: View, name: str, norm: nn.Module) -> tuple[float | None, 
     if name in view.seen:
         what = "the mean square" if kind_of(norm) == "rms_norm" else "the variance"
         return view.seen[name].variance, f"{what} of its input on the example (median)"
-    if (statistics := running(norm)) is not None:
+    if (statistics := running(norm)) is not None and not statistics[1].is_meta:
         return float(statistics[1].float().median()), "its running variance (median)"
     return None, ""

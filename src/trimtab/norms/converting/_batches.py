@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.errors import NormalizationError
 from trimtab.norms._channel_moments import ChannelMoments, channel_moments, merge
 from trimtab.norms._fit import ChannelFit
-from trimtab.norms._model_error import ModelError
-from trimtab.norms._passes import Forward, own, tensors, undisturbed
+from trimtab.norms._passes import Forward, own, run, tensors, undisturbed
 from trimtab.norms.channel_layers import ChannelAffine
 from trimtab.norms.converting._source import Source
 from trimtab.norms.converting._target import Target, set_affine
@@ -78,7 +78,7 @@ def input_shapes(
         By name, for the layers that were called.
 
     Raises:
-        ModelError: If there is no batch.
+        NormalizationError: If there is no batch.
     """
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -93,12 +93,12 @@ def input_shapes(
     try:
         with undisturbed(model):
             for batch in one_pass():
-                forward(model, batch)
+                run(forward, model, batch)
                 return shapes
     finally:
         for handle in handles:
             handle.remove()
-    raise ModelError("batches gave no batch; at least one is needed")
+    raise NormalizationError("batches gave no batch; at least one is needed")
 
 
 def fit(
@@ -115,10 +115,14 @@ def fit(
 
     Returns:
         The names of the layers that were fitted.
+
+    Raises:
+        NormalizationError: If the batches hold no sample.
     """
     inexact = {name: target for name, target in targets.items() if not target.exact}
     fits = {name: ChannelFit() for name in inexact}
     pooled: dict[str, ChannelMoments] = {}
+    heard: set[str] = set()
     batches = 0
     for target in inexact.values():
         _reset(target.norm)
@@ -129,6 +133,7 @@ def fit(
         if target.open_statistics:
             found = channel_moments(x, axis)
             pooled[name] = found if name not in pooled else merge(pooled[name], found)
+        heard.add(name)
         fits[name].add(x if _is_linear(target) else target.module(x), y, axis)
 
     modes = {name: target.module.training for name, target in inexact.items()}
@@ -136,8 +141,13 @@ def fit(
         target.module.eval()
     with _listening(model, inexact, hear), undisturbed(model):
         for batch in one_pass():
-            forward(model, batch)
+            run(forward, model, batch)
             batches += 1
+    if empty := [name for name in heard if not fits[name].count]:
+        raise NormalizationError(
+            f"batches are empty: {empty[0] or 'the model itself'} got no value from any of them, so that nothing can be "
+            "fitted; give batches with at least one sample, or none at all (batches=None)"
+        )
     for name, target in inexact.items():
         target.module.train(modes[name])
     return {name for name in inexact if _settle(sources[name], inexact[name], fits[name], pooled.get(name), batches)}
@@ -159,7 +169,7 @@ def measure(
         The change of each layer for the inputs that it has in the old model, and the change of the whole model.
 
     Raises:
-        ModelError: If the two models return tensors of different shapes.
+        NormalizationError: If the two models return tensors of different shapes.
     """
     changes = {name: Change() for name in targets}
     whole = Change()
@@ -170,10 +180,10 @@ def measure(
     with undisturbed(new), undisturbed(old):
         for batch in one_pass():
             with _listening(old, targets, hear):
-                before = tensors(forward(old, own(batch)))
-            after = tensors(forward(new, batch))
+                before = tensors(run(forward, old, own(batch)))
+            after = tensors(run(forward, new, batch))
             if [t.shape for t in before] != [t.shape for t in after]:
-                raise ModelError(
+                raise NormalizationError(
                     "the model returns other shapes for the same batch after conversion; give a fixed batch"
                 )
             for a, b in zip(before, after, strict=True):

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import refuse, require_function, require_names, require_values, require_whole
 from trimtab.norms._groups import require_groups
 from trimtab.norms._kinds import BATCH_KINDS, kind_of, names_of, replace
-from trimtab.norms._model_error import ModelError
 from trimtab.norms._passes import Batches, Forward, copy_of, feed, fresh_passes
 from trimtab.norms.converting._batches import Change, fit, input_shapes, measure
 from trimtab.norms.converting._source import Skipped, Source, describe
@@ -92,6 +93,7 @@ def convert(
     whose function changes are fitted per channel to its old output by least squares (in evaluation mode, with the
     inputs that the old model gives it), running statistics that are new are pooled, and the change of each layer and of
     the model is measured. A conversion that is not exact is never called so, however small the change on the batches.
+    Hooks run meanwhile, and what they note is taken back.
 
     "layer_norm" and "rms_norm" normalize over the channels at each position; for all positions of a sample together
     ask for "group_norm" with `groups=1`. "none" leaves a scale and a shift per channel.
@@ -111,12 +113,19 @@ def convert(
         The new model and what changed.
 
     Raises:
-        ModelError: If the model cannot be copied, the kind or a layer is unknown, `groups` does not divide a layer's channels, or there are no
-            batches in `batches`.
+        NormalizationError: If the model cannot be copied, the kind or a layer is unknown, `groups` does not divide a layer's
+            channels or is given for another kind, or there is no batch in `batches` or no sample in those.
     """
     kind = _target(to)
+    if groups is not None:
+        require_whole(groups=groups)
+    if kind != "group_norm" and groups is not None:
+        raise NormalizationError(f"groups is {groups}, but {kind} has no groups; leave it out, or ask for 'group_norm'")
+    require_function("forward", forward, "forward(model, batch)")
     old, new = copy_of(model), copy_of(model)
     names = _chosen(old, kind, groups, layers)
+    if batches is not None:
+        require_values(old)
     one_pass = None if batches is None else fresh_passes(batches, several=True)
     shapes = {} if one_pass is None else input_shapes(old, names, one_pass, forward)
     like = next(chain(old.parameters(), old.buffers()), None)
@@ -155,7 +164,7 @@ def _target(to: str) -> str:
     plain = (to if isinstance(to, str) else "").lower().replace("_", "").replace("-", "").replace(" ", "")
     found = _SHORT.get(plain)
     if found is None:
-        raise ModelError(f"to is {to!r}; known are {', '.join(map(repr, TARGETS))}")
+        refuse("to", to, f"known are {', '.join(map(repr, TARGETS))}")
     return found
 
 
@@ -163,9 +172,12 @@ def _chosen(model: nn.Module, kind: str, groups: int | None, layers: Sequence[st
     """Returns the normalizations to convert, each once."""
     there = {name: module for name, module in model.named_modules() if kind_of(module) is not None}
     if layers is not None:
+        layers = require_names("layers", layers, "modules")
         every = {name: m for name, m in model.named_modules(remove_duplicate=False) if kind_of(m) is not None}
         if unknown := [name for name in layers if name not in every]:
-            raise ModelError(f"layers holds {unknown[0]!r}, which is no normalization of the model: {', '.join(every)}")
+            raise NormalizationError(
+                f"layers holds {unknown[0]!r}, which is no normalization of the model: {', '.join(every)}"
+            )
         there = {name: m for name, m in there.items() if any(every[asked] is m for asked in layers)}
     return [name for name, module in there.items() if not _is_already(module, kind, groups)]
 

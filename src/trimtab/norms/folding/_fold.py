@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_names, require_values
 from trimtab.norms._kinds import BATCH_KINDS, is_row_norm, kind_of, replace
-from trimtab.norms._model_error import ModelError
 from trimtab.norms._passes import copy_of
 from trimtab.norms.folding._plan import Plan, Refused
 from trimtab.norms.folding._trace import closed_parts
@@ -86,7 +87,8 @@ def fold(
     are counted and every use of every module's output is seen, so that a fold is right for the way that the model takes
     on the example (`traced` is False where that was the only witness). Each fold is checked in float64 on random inputs, the whole model on the example. Whatever is
     not exact, or cannot be shown to be, is refused with a reason: shared modules (pytorch#197539), tied parameters, more
-    than one user, training mode, no statistics, hooks, parametrizations, another layer between.
+    than one user, training mode, no statistics, hooks, parametrizations, another layer between. Hooks of other modules run
+    while the model is traced and compared; what they note is taken back.
 
     Args:
         model: The model; a copy of it is folded.
@@ -98,11 +100,15 @@ def fold(
         The folded model, what was folded and what was not.
 
     Raises:
-        ModelError: If the model is no module or cannot be copied, or a kind is unknown.
+        NormalizationError: If the model is no module or cannot be copied, a kind is unknown, or the model returns no finite
+            number for the example.
     """
+    kinds = require_names("kinds", kinds, "folds")
     if unknown := [kind for kind in kinds if kind not in _PLANNERS]:
-        raise ModelError(f"kinds holds {unknown[0]!r}; known are {', '.join(map(repr, _PLANNERS))}")
+        raise NormalizationError(f"kinds holds {unknown[0]!r}; known are {', '.join(map(repr, _PLANNERS))}")
     folded = copy_of(model)
+    if example is not None:
+        require_values(model)
     wiring = wire(copy.deepcopy(model), example)
     refused: list[tuple[tuple[str, ...], str]] = []
     made: list[tuple[Plan, float]] = []

@@ -6,8 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from trimtab.errors import NormalizationError
 from trimtab.norms._kinds import names_of, why_changed
-from trimtab.norms._model_error import ModelError
 from trimtab.norms.folding._wire import Wire
 from trimtab.norms.folding._wiring import Wiring
 
@@ -110,10 +110,10 @@ class FixedRank(nn.Identity):
             The input.
 
         Raises:
-            ModelError: If it has another number of axes.
+            NormalizationError: If it has another number of axes.
         """
         if isinstance(x, Tensor) and x.dim() != self.rank:
-            raise ModelError(
+            raise NormalizationError(
                 f"the input has {x.dim()} axes; the normalization folded away here was folded for {self.rank}: "
                 "fold again, with an example"
             )

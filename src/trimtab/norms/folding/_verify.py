@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.errors import NormalizationError
 from trimtab.norms._kinds import BATCH_KINDS, CONVOLUTIONS, TRANSPOSED, kind_of
-from trimtab.norms._passes import call, difference, tensors, undisturbed
+from trimtab.norms._passes import difference, outcome, tensors
 from trimtab.norms.folding._plan import Plan, Refused
 
 _ROWS = 16
@@ -57,20 +58,22 @@ def verify_model(original: nn.Module, folded: nn.Module, example: Any) -> tuple[
 
     Returns:
         The largest difference of the outputs, infinite where the folded model fails, and what rounding may make of it.
+
+    Raises:
+        NormalizationError: If there is nothing to compare, since the model returns no finite number.
     """
-    before = _output(original, example)
+    before = outcome(original, example)
+    told = tensors(before)
+    if told and not any(bool(t.isfinite().any()) for t in told):
+        raise NormalizationError(
+            "example makes the model return no finite number, which shows nothing; an example like its real inputs is needed"
+        )
     try:
-        after = _output(folded, example)
+        after = outcome(folded, example)
     except Exception:  # the model reads something of a layer that is no longer there
         return math.inf, 0.0
     largest, _, _ = difference(before, after)
     return largest, tolerance(original, before)
-
-
-def _output(model: nn.Module, example: Any) -> Any:
-    with undisturbed(model, training=None):
-        torch.manual_seed(0)
-        return call(model, example)
 
 
 def tolerance(module: nn.Module, output: Any) -> float:
@@ -88,7 +91,8 @@ def tolerance(module: nn.Module, output: Any) -> float:
     """
     dtypes = [t.dtype for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
     eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float32).eps)
-    largest = max((float(t.detach().abs().max()) for t in tensors(output) if t.numel()), default=0.0)
+    finite = (t.detach()[t.isfinite()] for t in tensors(output))  # an infinite value must not excuse the others
+    largest = max((float(t.abs().max()) for t in finite if t.numel()), default=0.0)
     return math.sqrt(eps) * max(largest, 1e-30)
 
 

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+from trimtab._torch import forward_hooks
+from trimtab.norms._kinds import DROPOUTS
+
 SHAPE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"})
 SHAPE_METHODS = frozenset({"size", "dim", "ndimension", "numel", "is_floating_point", "stride", "is_contiguous"})
 
@@ -31,6 +33,6 @@ def is_transparent(module: nn.Module) -> bool:
     Returns:
         True for `nn.Identity` and its subclasses without hooks, and for dropout in evaluation mode.
     """
-    if module._forward_hooks or module._forward_pre_hooks:
+    if forward_hooks(module):
         return False
     return isinstance(module, nn.Identity) or (type(module) in DROPOUTS and not module.training)

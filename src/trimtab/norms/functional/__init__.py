@@ -7,7 +7,6 @@ They are for diagnosis, masks and higher derivatives. Where PyTorch has a fused 
 these take four to nine times as long, forward and backward (RMS normalization 0.8 to 0.95 times).
 """
 
-from trimtab.norms.functional._checks import NormalizationError as NormalizationError
 from trimtab.norms.functional._parts import Gradients as Gradients
 from trimtab.norms.functional._parts import Normalized as Normalized
 from trimtab.norms.functional._parts import SpectralGradients as SpectralGradients

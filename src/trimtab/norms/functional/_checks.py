@@ -1,18 +1,14 @@
 """What inputs and parameters must be before a normalization may use them."""
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from trimtab.errors import TrimtabError
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import refuse, require_tensor
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-class NormalizationError(TrimtabError, ValueError):
-    """A normalization got an input, a parameter or an option that it cannot use."""
 
 
 def require_floating(name: str, tensor: Tensor) -> None:
@@ -23,26 +19,14 @@ def require_floating(name: str, tensor: Tensor) -> None:
         tensor: The tensor.
 
     Raises:
-        NormalizationError: If it has another dtype.
+        NormalizationError: If it has another dtype, or is sparse.
     """
+    require_tensor(name, tensor)
+    if tensor.layout is not torch.strided:
+        raise NormalizationError(f"{name} has layout {tensor.layout}; a dense tensor is needed: to_dense() makes one")
     if tensor.dtype not in FLOATING:
         raise NormalizationError(
             f"{name} has dtype {tensor.dtype}; float16, bfloat16, float32 or float64 is needed: convert it first"
-        )
-
-
-def require_eps(eps: float) -> None:
-    """Let only finite numbers above zero pass.
-
-    Args:
-        eps: What is added to a variance.
-
-    Raises:
-        NormalizationError: If it is zero, negative, nan or infinite.
-    """
-    if not (math.isfinite(eps) and eps > 0.0):
-        raise NormalizationError(
-            f"eps is {eps}; a finite number > 0 is needed: without it a constant input divides by zero (1e-5 is usual)"
         )
 
 
@@ -58,8 +42,24 @@ def require_shape(name: str, tensor: Tensor | None, shape: Sequence[int], meanin
     Raises:
         NormalizationError: If the shape is another one.
     """
-    if tensor is not None and tuple(tensor.shape) != tuple(shape):
+    if tensor is None:
+        return
+    require_tensor(name, tensor)
+    if tuple(tensor.shape) != tuple(shape):
         raise NormalizationError(f"{name} has shape {tuple(tensor.shape)}; {tuple(shape)} is needed: {meaning}")
+
+
+def require_parts(normalized: object, kind: type) -> None:
+    """Let only what a forward function returned pass.
+
+    Args:
+        normalized: The parts.
+        kind: Their class.
+    """
+    if not isinstance(normalized, kind):
+        refuse(
+            "normalized", normalized, f"a {kind.__name__} is needed, which the function of the name ..._forward returns"
+        )
 
 
 def require_mask(mask: Tensor, shape: Sequence[int], meaning: str) -> None:
@@ -73,6 +73,7 @@ def require_mask(mask: Tensor, shape: Sequence[int], meaning: str) -> None:
     Raises:
         NormalizationError: If dtype or shape is another one.
     """
+    require_tensor("mask", mask)
     if mask.dtype != torch.bool:
         raise NormalizationError(
             f"mask has dtype {mask.dtype}; torch.bool is needed, True where a value counts (mask.bool() converts 0 and 1)"

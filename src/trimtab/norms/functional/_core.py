@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.norms.functional._checks import require_shape
+from trimtab.norms._arguments import require_tensor
+from trimtab.norms.functional._checks import require_parts, require_shape
 from trimtab.norms.functional._layout import Layout
 from trimtab.norms.functional._parts import Gradients, Normalized
 
@@ -243,8 +244,10 @@ def normalization_backward(dy: Tensor, normalized: Normalized) -> Gradients:
         The parts; the three paths add up to dx.
 
     Raises:
-        NormalizationError: If dy has another shape.
+        NormalizationError: If dy has another shape, or `normalized` is something else.
     """
+    require_parts(normalized, Normalized)
+    require_tensor("dy", dy)
     require_shape("dy", dy, normalized.normalized.shape, "the shape of the output")
     layout, mask, axes = normalized.layout, normalized.mask, normalized.layout.axes
     x_hat, inverse_std = layout.view(normalized.normalized), layout.unpack(normalized.inverse_std)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trimtab.norms.functional._checks import NormalizationError, require_mask, require_shape
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import is_whole, require_tensor, shown, sizes_of
+from trimtab.norms.functional._checks import require_mask, require_shape
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,9 @@ def _channel(shape: Sequence[int], channel_axis: int) -> int:
         raise NormalizationError(
             f"input has shape {tuple(shape)}; at least two axes are needed, samples and channels (unsqueeze a lone sample)"
         )
-    if not -len(shape) <= channel_axis < len(shape) or channel_axis % len(shape) == 0:
+    if not is_whole(channel_axis) or not -len(shape) <= channel_axis < len(shape) or channel_axis % len(shape) == 0:
         raise NormalizationError(
-            f"channel_axis is {channel_axis} for an input of shape {tuple(shape)}; "
+            f"channel_axis is {shown(channel_axis)} for an input of shape {tuple(shape)}; "
             f"one of 1 to {len(shape) - 1} is needed, or -1 for channels last (axis 0 holds the samples)"
         )
     return channel_axis % len(shape)
@@ -121,10 +123,10 @@ def over_groups(shape: Sequence[int], groups: int, channel_axis: int) -> Layout:
     """
     channel = _channel(shape, channel_axis)
     channels = shape[channel]
-    if groups < 1 or channels % groups:
+    if not is_whole(groups) or groups < 1 or channels % groups:
         divisors = [n for n in range(1, channels + 1) if channels % n == 0]
         raise NormalizationError(
-            f"num_groups is {groups} for {channels} channels (input of shape {tuple(shape)}); "
+            f"num_groups is {shown(groups)} for {channels} channels (input of shape {tuple(shape)}); "
             f"a divisor of the channels is needed: one of {divisors}"
         )
     split = (*shape[:channel], groups, channels // groups, *shape[channel + 1 :])
@@ -145,7 +147,7 @@ def over_trailing(shape: Sequence[int], normalized_shape: int | Sequence[int]) -
     Raises:
         NormalizationError: If the input does not end in these sizes.
     """
-    trailing = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    trailing = sizes_of(normalized_shape)
     if not trailing:
         raise NormalizationError("normalized_shape is empty; the sizes of one or more trailing axes are needed")
     if tuple(shape[-len(trailing) :]) != trailing:
@@ -195,6 +197,7 @@ def mask_of_leading(mask: Tensor | None, shape: Sequence[int]) -> Tensor | None:
     """
     if mask is None:
         return None
+    require_tensor("mask", mask)
     leading = tuple(shape[: max(mask.dim(), 1)])
     require_mask(mask, leading, f"leading axes of the input's {tuple(shape)}, True where a value counts")
     return mask.reshape([*leading, *[1] * (len(shape) - len(leading))])

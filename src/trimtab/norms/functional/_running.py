@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.norms.functional._checks import NormalizationError
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import is_number, refuse, require_tensor
 from trimtab.norms.functional._layout import check_parameters
 
 Buffers = tuple[Tensor, Tensor] | None
@@ -32,6 +33,27 @@ def check_buffers(running_mean: Tensor | None, running_var: Tensor | None, chann
         missing = "running_mean" if running_mean is None else "running_var"
         raise NormalizationError(f"{missing} is None and its partner is not; both are needed, or neither")
     return running_mean, running_var
+
+
+def check_update(momentum: float | None, num_batches_tracked: Tensor | None) -> None:
+    """Let only what running statistics can be moved with pass.
+
+    Args:
+        momentum: A finite number, or None.
+        num_batches_tracked: A tensor of one whole number, or None.
+
+    Raises:
+        NormalizationError: If one is something else.
+    """
+    if momentum is not None and not is_number(momentum):
+        refuse("momentum", momentum, "a finite number is needed, or None for the average over all batches")
+    if num_batches_tracked is not None:
+        require_tensor("num_batches_tracked", num_batches_tracked)
+        if num_batches_tracked.dim() or num_batches_tracked.is_floating_point() or num_batches_tracked.is_complex():
+            raise NormalizationError(
+                f"num_batches_tracked has shape {tuple(num_batches_tracked.shape)} and dtype {num_batches_tracked.dtype}; "
+                "a scalar integer tensor is needed, such as torch.tensor(0)"
+            )
 
 
 def needed(buffers: Buffers, option: str) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
-from trimtab.norms.functional._checks import NormalizationError, require_eps, require_floating
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_eps, require_flag
+from trimtab.norms.functional._checks import require_floating
 from trimtab.norms.functional._core import apply, count_of, explain
 from trimtab.norms.functional._core import normalization_backward as batch_norm_backward
 from trimtab.norms.functional._layout import Layout, check_parameters, mask_of_positions, over_batch
 from trimtab.norms.functional._parts import Normalized
-from trimtab.norms.functional._running import Buffers, check_buffers, move, needed
+from trimtab.norms.functional._running import Buffers, check_buffers, check_update, move, needed
 
 __all__ = ["batch_norm", "batch_norm_backward", "batch_norm_forward"]
 
@@ -25,6 +27,7 @@ def _prepare(
 ) -> tuple[Layout, Buffers, Tensor | None]:
     require_floating("input", input)
     require_eps(eps)
+    require_flag(training=training)
     layout = over_batch(input.shape, channel_axis)
     channels = input.shape[channel_axis]
     check_parameters((channels,), "one value a channel", weight=weight, bias=bias)
@@ -78,8 +81,10 @@ def batch_norm(
         NormalizationError: If dtype, shape, mask or eps cannot be used, one value a channel is all there is in
             training, or running statistics are missing without training.
     """
+    require_floating("input", input)
     if input.numel() == 0 and input.dim() == 1:
         return input.clone()  # PyTorch passes an empty vector, though it has no channels
+    check_update(momentum, num_batches_tracked)
     layout, buffers, mask = _prepare(input, running_mean, running_var, weight, bias, training, eps, mask, channel_axis)
     if not training:
         given = needed(buffers, "training=False")

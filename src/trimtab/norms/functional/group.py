@@ -5,7 +5,9 @@ One statistic a sample and group of channels; with one channel in each group tha
 
 from torch import Tensor
 
-from trimtab.norms.functional._checks import NormalizationError, require_eps, require_floating
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_eps, require_flag, require_number
+from trimtab.norms.functional._checks import require_floating
 from trimtab.norms.functional._core import apply, count_of, explain
 from trimtab.norms.functional._core import normalization_backward as group_norm_backward
 from trimtab.norms.functional._core import normalization_backward as instance_norm_backward
@@ -124,6 +126,7 @@ def _prepare_instance(
 ) -> tuple[Layout, Buffers, Tensor | None]:
     require_floating("input", input)
     require_eps(eps)
+    require_flag(use_input_stats=use_input_stats)
     layout = over_batch(input.shape, channel_axis)
     channels = input.shape[channel_axis]
     if use_input_stats:
@@ -176,6 +179,7 @@ def instance_norm(
         NormalizationError: If dtype, shape, mask or eps cannot be used, one value a sample and channel is all there
             is, or running statistics are missing without those of the input.
     """
+    require_number(momentum=momentum)
     layout, buffers, mask = _prepare_instance(
         input, running_mean, running_var, weight, bias, use_input_stats, eps, mask, channel_axis
     )

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trimtab.norms.functional._checks import require_eps, require_floating
+from trimtab.norms._arguments import require_eps
+from trimtab.norms.functional._checks import require_floating
 from trimtab.norms.functional._core import apply, computing_dtype, explain
 from trimtab.norms.functional._core import normalization_backward as rms_norm_backward
 from trimtab.norms.functional._layout import Layout, check_parameters, mask_of_leading, over_trailing

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from trimtab.norms.functional._checks import NormalizationError, require_eps, require_floating, require_shape
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import is_whole, refuse, require_eps, require_tensor, shown
+from trimtab.norms.functional._checks import require_floating, require_parts, require_shape
 from trimtab.norms.functional._core import computing_dtype
 from trimtab.norms.functional._parts import SpectralGradients, SpectralNormalized
 
@@ -100,6 +102,8 @@ def spectral_state(
         NormalizationError: If the weight, `dim`, `n_power_iterations` or eps cannot be used.
     """
     _check(weight, dim, n_power_iterations, eps)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        refuse("generator", generator, "a torch.Generator is needed, or None for torch's own")
     rows, columns = _matrix(weight, dim).shape
     dtype = computing_dtype(weight.dtype)
     u, v = (
@@ -117,12 +121,12 @@ def _check(weight: Tensor, dim: int, n_power_iterations: int, eps: float) -> Non
             f"weight has shape {tuple(weight.shape)}; a matrix is needed, two axes or more (a vector's spectral norm is "
             "its length: divide by it, or use weight_norm)"
         )
-    if not -weight.dim() <= dim < weight.dim():
-        raise NormalizationError(f"dim is {dim} for a weight of shape {tuple(weight.shape)}; one of its axes is needed")
-    if n_power_iterations < 0:
+    if not is_whole(dim) or not -weight.dim() <= dim < weight.dim():
         raise NormalizationError(
-            f"n_power_iterations is {n_power_iterations}; 0 or more are needed (0 uses u and v as they are)"
+            f"dim is {shown(dim)} for a weight of shape {tuple(weight.shape)}; one of its axes is needed"
         )
+    if not is_whole(n_power_iterations) or n_power_iterations < 0:
+        refuse("n_power_iterations", n_power_iterations, "0 or more are needed (0 uses u and v as they are)")
 
 
 @torch.no_grad()
@@ -140,6 +144,8 @@ def _prepare(
 ) -> tuple[Tensor, Tensor]:
     _check(weight, dim, n_power_iterations, eps)
     rows, columns = _matrix(weight, dim).shape
+    require_floating("u", u)
+    require_floating("v", v)
     require_shape("u", u, (rows,), f"one value a row of the weight's matrix, {rows} x {columns} (see spectral_state)")
     require_shape("v", v, (columns,), f"one value a column of the weight's matrix, {rows} x {columns}")
     return _iterate(weight, u, v, n_power_iterations, eps, dim)
@@ -208,8 +214,10 @@ def spectral_norm_backward(dy: Tensor, normalized: SpectralNormalized) -> Spectr
         The parts, made of differentiable operations; the two paths add up to `dweight`.
 
     Raises:
-        NormalizationError: If dy has another shape.
+        NormalizationError: If dy has another shape, or `normalized` is something else.
     """
+    require_parts(normalized, SpectralNormalized)
+    require_tensor("dy", dy)
     weight = normalized.original
     require_shape("dy", dy, weight.shape, "the shape of the weight")
     through_weight, dsigma = _slopes(dy, weight, normalized.sigma)

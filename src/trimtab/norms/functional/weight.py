@@ -5,7 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from trimtab.norms.functional._checks import NormalizationError, require_floating, require_shape
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import is_whole, refuse, require_tensor
+from trimtab.norms.functional._checks import require_floating, require_parts, require_shape
 from trimtab.norms.functional._core import computing_dtype, normalize
 from trimtab.norms.functional._parts import WeightGradients, WeightNormalized
 
@@ -14,6 +16,8 @@ def _axes(v: Tensor, g: Tensor, dim: int | None) -> tuple[int, ...]:
     """The axes of v that share a length, and a last one of size 1, so that there always is one to sum over."""
     require_floating("v", v)
     require_floating("g", g)
+    if dim is not None and not is_whole(dim):
+        refuse("dim", dim, "the number of an axis is needed, or None for one length over the whole weight")
     if dim is None or dim == -1:
         dim, shape, meaning = None, g.shape if g.numel() == 1 else (), "one length for the whole weight"
     elif 0 <= dim < v.dim():
@@ -94,8 +98,10 @@ def weight_norm_backward(dw: Tensor, normalized: WeightNormalized) -> WeightGrad
         The parts, made of differentiable operations; dv = gain * tangential, radial + tangential = dw.
 
     Raises:
-        NormalizationError: If dw has another shape.
+        NormalizationError: If dw has another shape, or `normalized` is something else.
     """
+    require_parts(normalized, WeightNormalized)
+    require_tensor("dw", dw)
     direction, axes = normalized.direction.unsqueeze(-1), normalized.axes
     require_shape("dw", dw, normalized.direction.shape, "the shape of the weight")
     dw = dw.to(direction.dtype).unsqueeze(-1)

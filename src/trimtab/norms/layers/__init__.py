@@ -1,6 +1,5 @@
 """Layers that PyTorch lacks, or has wrong or slow, with its signatures and state_dicts."""
 
-from trimtab.norms.layers._checks import LayerError
 from trimtab.norms.layers.batch_renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
 from trimtab.norms.layers.checkpointed_batch import (
     CheckpointedBatchNorm1d,
@@ -29,7 +28,6 @@ __all__ = [
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
-    "LayerError",
     "MaskedBatchNorm1d",
     "MaskedBatchNorm2d",
     "MaskedBatchNorm3d",

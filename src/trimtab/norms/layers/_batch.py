@@ -6,7 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.norms.layers._checks import LayerError, require_eps
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import (
+    require_device_and_dtype,
+    require_eps,
+    require_flag,
+    require_number,
+    require_tensor,
+    require_whole,
+)
 
 
 class BatchNormBase(nn.Module):
@@ -36,7 +44,12 @@ class BatchNormBase(nn.Module):
         *,
         bias: bool = True,
     ) -> None:
+        require_whole(0, num_features=num_features)
         require_eps(eps)
+        if momentum is not None:
+            require_number(momentum=momentum)
+        require_flag(affine=affine, track_running_stats=track_running_stats, bias=bias)
+        require_device_and_dtype(device, dtype)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
 
     def require_input(self, x: Tensor) -> None:
@@ -46,14 +59,15 @@ class BatchNormBase(nn.Module):
             x: The input.
 
         Raises:
-            LayerError: If its number of axes or of channels is another.
+            NormalizationError: If it is no tensor, or its number of axes or of channels is another.
         """
         try:
             self._check_input_dim(x)
-        except ValueError as error:
-            raise LayerError(f"{type(self).__name__}: {error}") from None
+        except (ValueError, AttributeError) as error:
+            require_tensor("input", x)  # asked only now, so that tensors, which come at every step, pay nothing
+            raise NormalizationError(f"{type(self).__name__}: {error}") from None
         if x.shape[1] != self.num_features:
-            raise LayerError(
+            raise NormalizationError(
                 f"the input has shape {tuple(x.shape)}, that is {x.shape[1]} channels in its second axis; "
                 f"{type(self).__name__}({self.num_features}) needs {self.num_features}"
             )
@@ -74,6 +88,20 @@ class BatchNormBase(nn.Module):
         if self.running_mean is not None and self.running_var is not None:
             seen, momentum = self.num_batches_tracked, self.momentum
             move_running(self.running_mean, self.running_var, seen, mean, unbiased, momentum, share)
+
+
+def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel, in float32 or better.
+
+    Args:
+        x: Shape (N, C, *).
+
+    Returns:
+        Two of shape (C,).
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    variance, mean = torch.var_mean(wide, [0, *range(2, x.dim())], correction=0)
+    return mean, variance
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from trimtab._torch import functorch_is_active
+from trimtab._torch import dispatch_mode_is_active, functorch_is_active, is_traced
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -17,12 +17,7 @@ def someone_looks_on() -> bool:
     Returns:
         Whether there is one.
     """
-    return (
-        torch.compiler.is_compiling()
-        or functorch_is_active()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._is_tracing()
-    )
+    return torch.compiler.is_compiling() or functorch_is_active() or dispatch_mode_is_active() or is_traced()
 
 
 def eager_on_cpu(*tensors: Tensor | None) -> bool:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trimtab.norms.layers._batch import BatchNormBase, move_running
-from trimtab.norms.layers._checks import LayerError, require_at_least
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import is_whole, refuse, require_at_least
+from trimtab.norms.layers._batch import BatchNormBase, batch_statistics, move_running
 from trimtab.norms.layers._paths import eager_on_cpu
 
 
@@ -100,12 +101,15 @@ class _BatchRenorm(BatchNormBase):
         d_max: float = 5.0,
         warm_up: tuple[int, int, int] = (5000, 40000, 25000),
     ) -> None:
-        require_at_least("r_max", r_max, 1.0)
-        require_at_least("d_max", d_max, 0.0)
-        if len(warm_up) != 3 or not 0 <= warm_up[0] <= min(warm_up[1:]):
-            raise LayerError(
-                f"warm_up is {warm_up}; three step numbers are needed: where the limits begin to rise, and, not before "
-                f"it, where r_max and where d_max is reached"
+        require_at_least(1.0, r_max=r_max)
+        require_at_least(0.0, d_max=d_max)
+        several = isinstance(warm_up, (tuple, list)) and len(warm_up) == 3 and all(map(is_whole, warm_up))
+        if not several or not 0 <= warm_up[0] <= min(warm_up[1:]):
+            refuse(
+                "warm_up",
+                warm_up,
+                "three step numbers are needed: where the limits begin to rise, and, not before it, where r_max and "
+                "where d_max is reached",
             )
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
         self.r_max, self.d_max, self.warm_up = r_max, d_max, tuple(warm_up)
@@ -134,7 +138,7 @@ class _BatchRenorm(BatchNormBase):
             The shape of input.
 
         Raises:
-            LayerError: If the input is not of the layer's shape, or has one value a channel.
+            NormalizationError: If the input is not of the layer's shape, or has one value a channel.
         """
         self.require_input(input)
         values = input.shape[0] * input.shape[2:].numel()
@@ -142,7 +146,7 @@ class _BatchRenorm(BatchNormBase):
         if not self.tracks or running_mean is None or running_var is None or seen is None or values == 0:
             return super().forward(input)  # type: ignore[no-any-return]
         if values == 1:
-            raise LayerError(
+            raise NormalizationError(
                 f"the input {tuple(input.shape)} has one value a channel, which has no variance; two are needed"
             )
         ours = eager_on_cpu(input, self.weight, self.bias)
@@ -176,10 +180,7 @@ def _statistics(x: Tensor, by_kernel: bool) -> tuple[Tensor, Tensor]:
     if by_kernel and x.dtype in {torch.float32, torch.float64}:
         mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
         return mean, variance
-    variance, mean = torch.var_mean(
-        x.to(torch.promote_types(x.dtype, torch.float32)), [0, *range(2, x.dim())], correction=0
-    )
-    return mean, variance
+    return batch_statistics(x)
 
 
 class BatchRenorm1d(_BatchRenorm, nn.BatchNorm1d):
@@ -217,7 +218,7 @@ class BatchRenorm1d(_BatchRenorm, nn.BatchNorm1d):
         warm_up: Batches after which the limits begin to rise, and after which r_max and d_max are reached.
 
     Raises:
-        LayerError: If eps is not above zero, r_max below 1, d_max below 0, or warm_up out of order.
+        NormalizationError: If eps is not above zero, r_max below 1, d_max below 0, or warm_up out of order.
     """
 
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trimtab._torch import in_backward
-from trimtab.norms.layers._batch import BatchNormBase, move_running
+from trimtab.norms.layers._batch import BatchNormBase, batch_statistics, move_running
 
 
 @torch.library.custom_op("trimtab::track_batch", mutates_args=("running_mean", "running_var", "seen"))
@@ -31,7 +31,7 @@ class _CheckpointedBatchNorm(BatchNormBase):
             The shape of input.
 
         Raises:
-            LayerError: If the input is not of the layer's shape.
+            NormalizationError: If the input is not of the layer's shape.
         """
         self.require_input(input)
         if not self.tracks:
@@ -49,9 +49,7 @@ class _CheckpointedBatchNorm(BatchNormBase):
     def _compiled(self, x: Tensor) -> Tensor:
         values = x.shape[0] * x.shape[2:].numel()
         with torch.no_grad():
-            variance, mean = torch.var_mean(
-                x.to(torch.promote_types(x.dtype, torch.float32)), [0, *range(2, x.dim())], correction=0
-            )
+            mean, variance = batch_statistics(x)
             unbiased = variance * (values / max(values - 1, 1))
             momentum = -1.0 if self.momentum is None else self.momentum
             torch.ops.trimtab.track_batch(
@@ -86,7 +84,7 @@ class CheckpointedBatchNorm1d(_CheckpointedBatchNorm, nn.BatchNorm1d):
         bias: Whether there is a bias.
 
     Raises:
-        LayerError: If eps is not above zero.
+        NormalizationError: If eps is not above zero.
     """
 
 

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_whole
 from trimtab.norms.layers._batch import BatchNormBase
-from trimtab.norms.layers._checks import LayerError, require_at_least
 
 
 class _GhostBatchNorm(BatchNormBase):
@@ -22,7 +23,7 @@ class _GhostBatchNorm(BatchNormBase):
         bias: bool = True,
         ghost_size: int = 32,
     ) -> None:
-        require_at_least("ghost_size", ghost_size, 1)
+        require_whole(ghost_size=ghost_size)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
         self.ghost_size = ghost_size
 
@@ -39,7 +40,7 @@ class _GhostBatchNorm(BatchNormBase):
             The shape of input.
 
         Raises:
-            LayerError: If the input is not of the layer's shape, or a ghost has one value a channel.
+            NormalizationError: If the input is not of the layer's shape, or a ghost has one value a channel.
         """
         self.require_input(input)
         samples = len(input)
@@ -49,7 +50,7 @@ class _GhostBatchNorm(BatchNormBase):
         size, larger = divmod(samples, ghosts)
         positions = input.shape[2:].numel()
         if size * positions < 2:
-            raise LayerError(
+            raise NormalizationError(
                 f"ghosts of {size} sample give one value a channel for the input {tuple(input.shape)}, which has no variance; "
                 f"make ghost_size 2 or more"
             )
@@ -118,7 +119,7 @@ class GhostBatchNorm1d(_GhostBatchNorm, nn.BatchNorm1d):
         ghost_size: Samples of a ghost, at least.
 
     Raises:
-        LayerError: If eps is not above zero, or ghost_size below one.
+        NormalizationError: If eps is not above zero, or ghost_size below one.
     """
 
 

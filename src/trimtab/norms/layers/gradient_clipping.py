@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from trimtab.norms.layers._checks import LayerError, require_positive
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import refuse, require_positive
 
 
 @torch.no_grad()
@@ -38,11 +39,12 @@ def adaptive_clip_grad_(
         for it. 0 where no parameter has a gradient.
 
     Raises:
-        LayerError: If clipping or eps is not above zero, or a gradient is sparse.
+        NormalizationError: If clipping or eps is not above zero, or a gradient is sparse.
     """
-    require_positive("clipping", clipping)
-    require_positive("eps", eps)
-    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    require_positive(clipping=clipping, eps=eps)
+    if not isinstance(loss_scale, Tensor):
+        require_positive(loss_scale=loss_scale)
+    given = _several("parameters", parameters)
     shortened: list[Tensor] = []
     units = 0
     for parameter in given:
@@ -50,7 +52,7 @@ def adaptive_clip_grad_(
         if gradient is None:
             continue
         if gradient.layout != torch.strided:
-            raise LayerError(
+            raise NormalizationError(
                 f"a parameter of shape {tuple(parameter.shape)} has a gradient of layout {gradient.layout}; make it dense "
                 f"first, or leave the parameter out"
             )
@@ -64,6 +66,18 @@ def adaptive_clip_grad_(
     if not shortened:
         return torch.zeros(())
     return torch.stack([count.to(shortened[0].device) for count in shortened]).sum() / units
+
+
+def _several(name: str, parameters: Any) -> list[Tensor]:
+    """Returns one parameter, or several, as a list."""
+    if isinstance(parameters, Tensor):
+        return [parameters]
+    given = (
+        list(parameters) if isinstance(parameters, Iterable) and not isinstance(parameters, torch.nn.Module) else None
+    )
+    if given is None or not all(isinstance(p, Tensor) for p in given):
+        refuse(name, parameters, "a parameter or several are needed, such as model.parameters()")
+    return given
 
 
 def _unit_lengths(tensor: Tensor) -> Tensor:
@@ -97,11 +111,12 @@ def clip_gradients_adaptively(
         A handle; its `remove()` ends the clipping.
 
     Raises:
-        LayerError: If clipping or eps is not above zero.
+        NormalizationError: If clipping or eps is not above zero.
     """
-    require_positive("clipping", clipping)
-    require_positive("eps", eps)
-    left_out = {id(p) for p in ([exclude] if isinstance(exclude, Tensor) else exclude)}
+    require_positive(clipping=clipping, eps=eps)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        refuse("optimizer", optimizer, "a torch.optim.Optimizer is needed")
+    left_out = {id(p) for p in _several("exclude", exclude)}
 
     def clip(stepping: torch.optim.Optimizer) -> None:
         parameters = [p for group in stepping.param_groups for p in group["params"] if id(p) not in left_out]

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_tensor
 from trimtab.norms.layers._batch import BatchNormBase
-from trimtab.norms.layers._checks import LayerError
 from trimtab.norms.layers._masked_kernel import masked_batch_norm
 
 
@@ -21,7 +22,7 @@ class _MaskedBatchNorm(BatchNormBase):
             The shape of input; 0 where the mask is false.
 
         Raises:
-            LayerError: If the input is not of the layer's shape, or the mask not boolean and of the input's positions.
+            NormalizationError: If the input is not of the layer's shape, or the mask not boolean and of the input's positions.
         """
         self.require_input(input)
         if mask is None:
@@ -44,12 +45,15 @@ class _MaskedBatchNorm(BatchNormBase):
 def _positions(x: Tensor, mask: Tensor) -> Tensor:
     """Returns the mask with the shape of the input's positions."""
     expected = (x.shape[0], *x.shape[2:])
+    require_tensor("mask", mask)
     if mask.dtype != torch.bool:
-        raise LayerError(f"the mask has dtype {mask.dtype}; torch.bool is needed, true where a position is real")
+        raise NormalizationError(
+            f"the mask has dtype {mask.dtype}; torch.bool is needed, true where a position is real"
+        )
     if mask.dim() == x.dim() and mask.shape[1] == 1:
         mask = mask.squeeze(1)
     if tuple(mask.shape) != expected:
-        raise LayerError(
+        raise NormalizationError(
             f"the mask has shape {tuple(mask.shape)}; {expected} is needed, one entry for each position of the input "
             f"{tuple(x.shape)} without its channels"
         )
@@ -86,7 +90,7 @@ class MaskedBatchNorm1d(_MaskedBatchNorm, nn.BatchNorm1d):
         bias: Whether there is a bias.
 
     Raises:
-        LayerError: If eps is not above zero.
+        NormalizationError: If eps is not above zero.
     """
 
 

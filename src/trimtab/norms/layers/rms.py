@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trimtab.norms.layers._checks import LayerError, require_eps
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_device_and_dtype, require_eps, require_flag, require_tensor, sizes_of
 from trimtab.norms.layers._kernels import address, compiled_kernel
 from trimtab.norms.layers._paths import eager_on_cpu
 
@@ -159,7 +160,7 @@ class RMSNorm(nn.RMSNorm):
         dtype: Its type.
 
     Raises:
-        LayerError: If eps is not above zero.
+        NormalizationError: If eps is not above zero.
     """
 
     def __init__(
@@ -170,8 +171,11 @@ class RMSNorm(nn.RMSNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        require_eps(eps)
-        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        if eps is not None:
+            require_eps(eps)
+        require_flag(elementwise_affine=elementwise_affine)
+        require_device_and_dtype(device, dtype)
+        super().__init__(list(sizes_of(normalized_shape)), eps, elementwise_affine, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize.
@@ -183,11 +187,12 @@ class RMSNorm(nn.RMSNorm):
             The same shape and type.
 
         Raises:
-            LayerError: If the last axes are not `normalized_shape`.
+            NormalizationError: If the last axes are not `normalized_shape`.
         """
+        require_tensor("x", x)
         shape, weight = self.normalized_shape, self.weight
         if tuple(x.shape[-len(shape) :]) != shape:
-            raise LayerError(
+            raise NormalizationError(
                 f"the input has shape {tuple(x.shape)}; its last axes must be {shape}, which are normalized"
             )
         width = math.prod(shape)

@@ -12,7 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trimtab.norms.layers._checks import LayerError, require_eps, require_positive
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import (
+    is_whole,
+    refuse,
+    require_device_and_dtype,
+    require_eps,
+    require_flag,
+    require_positive,
+    require_tensor,
+    require_whole,
+    require_word,
+)
+from trimtab.norms.functional._checks import require_shape
 
 
 def standardized_weight(
@@ -34,13 +46,34 @@ def standardized_weight(
         The shape and type of `weight`.
 
     Raises:
-        LayerError: If a unit has fewer than two weights, which have no variance.
+        NormalizationError: If a unit has fewer than two weights, which have no variance, or an argument is of another kind.
     """
-    fan_in = weight[0].numel()
+    _check_weight(weight)
+    require_eps(eps)
+    require_positive(gamma=gamma)
+    require_flag(scaled=scaled)
+    if gain is not None:
+        require_shape("gain", gain, weight.shape[:1], "one number for each unit of the weight")
+    return _standardize(weight, eps, scaled, gamma, gain)
+
+
+def _check_weight(weight: Tensor) -> None:
+    require_tensor("weight", weight)
+    if weight.dim() < 2 or not weight.is_floating_point():
+        raise NormalizationError(
+            f"weight has shape {tuple(weight.shape)} and dtype {weight.dtype}; floating numbers of two axes or more are "
+            "needed, a unit being an index of the first"
+        )
+    fan_in = math.prod(weight.shape[1:])
     if fan_in < 2:
-        raise LayerError(
+        raise NormalizationError(
             f"the weight has shape {tuple(weight.shape)}, that is {fan_in} weight a unit; two or more are needed to standardize"
         )
+
+
+def _standardize(weight: Tensor, eps: float, scaled: bool, gamma: float, gain: Tensor | None) -> Tensor:
+    """Returns what `standardized_weight` does, of what has been checked: layers come here at every call."""
+    fan_in = math.prod(weight.shape[1:])
     flat = functional.layer_norm(weight.flatten(1), (fan_in,), None, None, eps)
     if scaled:
         scale = gamma / math.sqrt(fan_in)
@@ -60,13 +93,13 @@ class _Standardized(nn.Module):
 
     def _set_up(self, eps: float, scaled: bool, gain: bool, gamma: float) -> None:
         require_eps(eps)
-        require_positive("gamma", gamma)
+        require_positive(gamma=gamma)
+        require_flag(scaled=scaled, gain=gain)
         if not scaled and (gain or gamma != 1.0):
-            raise LayerError("gain and gamma belong to the scaled form: give scaled=True as well")
+            raise NormalizationError("gain and gamma belong to the scaled form: give scaled=True as well")
         self.eps, self.scaled, self.gamma = eps, scaled, gamma
         self.gain = nn.Parameter(self.weight.new_ones(self.weight.shape[0])) if gain else None
-        if self.weight[0].numel() < 2:
-            standardized_weight(self.weight)  # says what is wrong
+        _check_weight(self.weight)
 
     def standardized(self) -> Tensor:
         """The weight that the layer computes with.
@@ -74,7 +107,7 @@ class _Standardized(nn.Module):
         Returns:
             The shape of `weight`.
         """
-        return standardized_weight(self.weight, self.eps, scaled=self.scaled, gamma=self.gamma, gain=self.gain)
+        return _standardize(self.weight, self.eps, self.scaled, self.gamma, self.gain)
 
     def extra_repr(self) -> str:
         own = f"eps={self.eps}" + (f", scaled=True, gamma={self.gamma:.6g}" if self.scaled else "")
@@ -87,6 +120,14 @@ class _Standardized(nn.Module):
         if self.gain is not None and prefix + "weight" in state_dict:
             state_dict = {prefix + "gain": torch.ones_like(self.gain), **state_dict}
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+def _require_sizes(least: int, **sizes: object) -> None:
+    """Let only whole numbers, one or one for each axis, pass."""
+    for name, value in sizes.items():
+        several = value if isinstance(value, (tuple, list)) else (value,)
+        if not several or not all(is_whole(one) and one >= least for one in several):
+            refuse(name, value, f"a whole number of at least {least} is needed, or one for each axis")
 
 
 class _Convolution(_Standardized):
@@ -109,6 +150,13 @@ class _Convolution(_Standardized):
         gain: bool = False,
         gamma: float = 1.0,
     ) -> None:
+        require_whole(in_channels=in_channels, out_channels=out_channels, groups=groups)
+        _require_sizes(1, kernel_size=kernel_size, stride=stride, dilation=dilation)
+        if not isinstance(padding, str):
+            _require_sizes(0, padding=padding)
+        require_word("padding_mode", padding_mode, ("zeros", "reflect", "replicate", "circular"))
+        require_flag(bias=bias)
+        require_device_and_dtype(device, dtype)
         super().__init__(
             in_channels,
             out_channels,
@@ -174,7 +222,7 @@ class WSConv2d(_Convolution, nn.Conv2d):
             GELU, 1.7872 for SiLU; for the scaled form.
 
     Raises:
-        LayerError: If eps or gamma is not above zero, an output channel has one weight, or gain or gamma is given without
+        NormalizationError: If eps or gamma is not above zero, an output channel has one weight, or gain or gamma is given without
             scaled.
     """
 
@@ -207,7 +255,7 @@ class WSLinear(_Standardized, nn.Linear):
         gamma: Constant of the activation before the layer; for the scaled form.
 
     Raises:
-        LayerError: If eps or gamma is not above zero, in_features below two, or gain or gamma is given without scaled.
+        NormalizationError: If eps or gamma is not above zero, in_features below two, or gain or gamma is given without scaled.
     """
 
     def __init__(
@@ -223,6 +271,9 @@ class WSLinear(_Standardized, nn.Linear):
         gain: bool = False,
         gamma: float = 1.0,
     ) -> None:
+        require_whole(in_features=in_features, out_features=out_features)
+        require_flag(bias=bias)
+        require_device_and_dtype(device, dtype)
         super().__init__(in_features, out_features, bias, device, dtype)
         self._set_up(eps, scaled, gain, gamma)
 

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from trimtab.norms.standardizer.errors import CancellationWarning as CancellationWarning
     from trimtab.norms.standardizer.errors import FoldError as FoldError
     from trimtab.norms.standardizer.errors import LostVarianceWarning as LostVarianceWarning
-    from trimtab.norms.standardizer.errors import StandardizerError as StandardizerError
     from trimtab.norms.standardizer.estimator import Standardizer as Standardizer
     from trimtab.norms.standardizer.folding import FoldReport as FoldReport
     from trimtab.norms.standardizer.padded import ShiftedConvTranspose as ShiftedConvTranspose
@@ -28,7 +27,6 @@ _HOMES = {
     "ShiftedConvTranspose": "padded",
     "Spectrum": "spectrum",
     "Standardizer": "estimator",
-    "StandardizerError": "errors",
     "ValuePaddedConv": "padded",
     "conditioning": "regression",
 }

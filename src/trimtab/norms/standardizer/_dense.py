@@ -11,8 +11,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.errors import NormalizationError
 from trimtab.norms.standardizer.columns import ColumnSums, Floats, from_shifted
-from trimtab.norms.standardizer.errors import StandardizerError
 from trimtab.stats._backend import NO_NUMBA
 
 _SAMPLE = 32  # rows that the shift is taken from: its distance from the mean is then about std / 6
@@ -115,11 +115,11 @@ def exact(values: Floats, weight: Floats | None, grain: float, names: NDArray[np
         Moments of the d columns.
 
     Raises:
-        StandardizerError: If a value is infinite, or a square of a deviation leaves the range of float64.
+        NormalizationError: If a value is infinite, or a square of a deviation leaves the range of float64.
     """
     infinite = np.isinf(values).any(0)
     if infinite.any():
-        raise StandardizerError(
+        raise NormalizationError(
             f"the data holds infinite values in feature(s) {_listed(names[infinite])}: Input X contains infinity. "
             "NaN is skipped, infinity is not; replace or drop these values"
         )
@@ -138,7 +138,7 @@ def exact(values: Floats, weight: Floats | None, grain: float, names: NDArray[np
             shift = np.where(np.isfinite(columns.mean), columns.mean, shift)
     wide = ~np.isfinite(columns.m2)
     if wide.any():
-        raise StandardizerError(
+        raise NormalizationError(
             f"feature(s) {_listed(names[wide])} spread so widely that the variance leaves the range of float64; "
             "divide them by a constant first"
         )

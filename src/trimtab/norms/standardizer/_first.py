@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from trimtab.norms._kinds import DROPOUTS, kind_of
+from trimtab.norms._passes import told_what_was_given, undisturbed
 from trimtab.norms.standardizer._layers import NAMES, foldable
-from trimtab.norms.standardizer._verify import same_numbers
 from trimtab.norms.standardizer.errors import FoldError
 
 
@@ -33,14 +33,14 @@ def by_structure(model: nn.Module, name: str = "") -> str | None:
             isinstance(child, nn.Flatten) and (child.start_dim, child.end_dim) == (1, -1)
         ):
             continue
-        if isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0:
+        if isinstance(child, DROPOUTS) and child.p > 0:
             raise FoldError(
                 f"{place} is {child}: a zero it puts in stands for the mean, and would stand for a raw zero; "
                 "fold a model without dropout on its input"
             )
         if foldable(child) or isinstance(child, nn.Sequential):
             return by_structure(child, place)
-        if isinstance(child, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
+        if kind_of(child) is not None:
             raise FoldError(f"{place} is {child}, which normalizes its input itself; fold into {NAMES} only")
         if isinstance(child, nn.Embedding | nn.EmbeddingBag):
             raise FoldError(f"{place} is an embedding, which reads indices: there is nothing to standardize")
@@ -77,7 +77,7 @@ def by_running(model: nn.Module, x: Tensor) -> list[str]:
         module.register_forward_pre_hook(look(name)) for name, module in model.named_modules() if foldable(module)
     ]
     try:
-        with same_numbers(x.device), torch.no_grad():
+        with undisturbed(model, training=None), told_what_was_given("example", x):
             model(x)
     finally:
         for handle in handles:
@@ -105,8 +105,8 @@ def refuse_shared(model: nn.Module, name: str) -> None:
         )
     owned = {id(parameter): key for key, parameter in layer.named_parameters()}
     for other, module in model.named_modules():
-        for key, parameter in module._parameters.items():
-            if id(module) not in inside and parameter is not None and id(parameter) in owned:
+        for key, parameter in module.named_parameters(recurse=False):
+            if id(module) not in inside and id(parameter) in owned:
                 raise FoldError(
                     f"{name}.{owned[id(parameter)]} is shared with {other}.{key}, which would change with it; untie them first"
                 )

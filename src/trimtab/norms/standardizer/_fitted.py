@@ -1,7 +1,8 @@
 """What a fitted `Standardizer` knows: numbers derived from its column sums, and how sums of several become one."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from trimtab._messages import say
+from trimtab.errors import NormalizationError
 from trimtab.norms.standardizer import precision
 from trimtab.norms.standardizer.columns import ColumnSums, Floats, merge_all
-from trimtab.norms.standardizer.errors import LostVarianceWarning, StandardizerError
+from trimtab.norms.standardizer.errors import LostVarianceWarning
 
 
 class Fitted:
@@ -74,6 +76,21 @@ class Fitted:
         mean = columns.mean if self.with_mean else np.zeros(columns.size)
         return mean, np.ones(columns.size) if scale is None else scale
 
+    @contextmanager
+    def _unchanged_on_failure(self) -> Iterator[None]:
+        """Put back every attribute if something is raised: none of their values is ever written into.
+
+        Yields:
+            Nothing.
+        """
+        before = dict(self.__dict__)
+        try:
+            yield
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
     def _warn(self) -> None:
         """Warn, once a feature, of variance that storage has lost."""
         columns = self._seen
@@ -122,17 +139,19 @@ def union(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
         Their union; empty if none has seen anything.
 
     Raises:
-        StandardizerError: If they are over other features.
+        NormalizationError: If they are over other features.
     """
     fitted = [state for state in states if state.get("_columns") is not None]
     if not fitted:
         return {}
     sizes = sorted({state["_columns"].size for state in fitted})
     if len(sizes) > 1:
-        raise StandardizerError(f"standardizers over {sizes} features cannot be merged; the same features are expected")
+        raise NormalizationError(
+            f"standardizers over {sizes} features cannot be merged; the same features are expected"
+        )
     names = list(dict.fromkeys(tuple(state["feature_names_in_"]) for state in fitted if "feature_names_in_" in state))
     if len(names) > 1:
-        raise StandardizerError(
+        raise NormalizationError(
             f"standardizers over features of other names cannot be merged: {list(names[0])} and {list(names[1])}; "
             "rename or reorder the features"
         )

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import refuse
 from trimtab.norms.standardizer.columns import Floats
-from trimtab.norms.standardizer.errors import StandardizerError
 
 
 def is_stream(data: object) -> bool:
@@ -67,7 +69,7 @@ def batches(stream: Iterable[Any], part: int | str) -> Iterator[Any]:
         An array or tensor of each batch.
 
     Raises:
-        StandardizerError: If there is no batch, or a batch has no such element.
+        NormalizationError: If there is no batch, or a batch has no such element.
     """
     number = -1
     for number, batch in enumerate(stream):
@@ -84,12 +86,70 @@ def batches(stream: Iterable[Any], part: int | str) -> Iterator[Any]:
                 if hasattr(batch, "__len__")
                 else ""
             )
-            raise StandardizerError(
+            raise NormalizationError(
                 f"part is {part!r}, but batch {number} is a {type(batch).__name__} ({keys}) without it; "
                 "name the element that holds the inputs: Standardizer(part=...)"
             ) from error
     if number < 0:
-        raise StandardizerError("the stream gave no batch; a DataLoader or iterator with at least one is expected")
+        raise NormalizationError("the stream gave no batch; a DataLoader or iterator with at least one is expected")
+
+
+def example_of(example: Any) -> Tensor:
+    """A batch of a model's inputs.
+
+    Args:
+        example: An array or tensor, or what can be made into one.
+
+    Returns:
+        Float64, without gradient.
+
+    Raises:
+        NormalizationError: If it holds no numbers, none at all, or some that are not finite.
+    """
+    try:
+        x = torch.as_tensor(example).detach()
+    except (TypeError, ValueError, RuntimeError):
+        refuse("example", example, "a batch of the model's inputs is needed, an array or a tensor")
+    require_dense("example", x)
+    if not x.numel() or not bool(x.isfinite().all()):
+        what = "no value" if not x.numel() else "NaN or infinite values"
+        raise NormalizationError(
+            f"example has shape {tuple(x.shape)} and holds {what}; at least one sample of finite numbers is needed"
+        )
+    return x.to(torch.float64)
+
+
+def _weights(sample_weight: Any) -> Floats:
+    """Returns a copy in float64: compiled code wants it writable and in one piece."""
+    if isinstance(sample_weight, Tensor):
+        require_dense("sample_weight", sample_weight)
+        sample_weight = sample_weight.detach().cpu().numpy()
+    try:
+        return np.array(sample_weight, np.float64)
+    except (TypeError, ValueError):
+        refuse("sample_weight", sample_weight, "one number for each sample is needed")
+
+
+def require_dense(name: str, x: Tensor) -> None:
+    """Let only tensors pass whose numbers are real and lie in memory.
+
+    Args:
+        name: The argument.
+        x: The tensor.
+
+    Raises:
+        NormalizationError: If it is complex, sparse or without values.
+    """
+    if x.is_complex():
+        raise NormalizationError(f"Complex data not supported: {name} has dtype {x.dtype}")
+    if x.layout is not torch.strided:
+        raise NormalizationError(
+            f"{name} is a tensor of layout {x.layout}; a strided tensor or a SciPy sparse matrix is expected"
+        )
+    if x.is_meta:
+        raise NormalizationError(
+            f"{name} is a tensor on the meta device, which has no values; one with values is needed"
+        )
 
 
 def refuse_zeros(sample_weight: Any) -> None:
@@ -99,13 +159,12 @@ def refuse_zeros(sample_weight: Any) -> None:
         sample_weight: One number a sample, a scalar, or None.
 
     Raises:
-        StandardizerError: If all are zero.
+        NormalizationError: If all are zero.
     """
     if sample_weight is None:
         return
-    weight = sample_weight.detach().cpu() if isinstance(sample_weight, Tensor) else sample_weight
-    if not np.any(np.asarray(weight)):
-        raise StandardizerError("every sample_weight is zero; at least one non-zero weight is needed")
+    if not np.any(_weights(sample_weight)):
+        raise NormalizationError("every sample_weight is zero; at least one non-zero weight is needed")
 
 
 def check_weight(sample_weight: Any, samples: int) -> Floats | None:
@@ -119,21 +178,19 @@ def check_weight(sample_weight: Any, samples: int) -> Floats | None:
         Shape (samples,), or None.
 
     Raises:
-        StandardizerError: If the shape is another one, or a weight is negative or not finite.
+        NormalizationError: If the shape is another one, or a weight is negative or not finite.
     """
     if sample_weight is None:
         return None
-    if isinstance(sample_weight, Tensor):
-        sample_weight = sample_weight.detach().cpu().numpy()
-    weight = np.array(sample_weight, np.float64)  # a copy: compiled code wants it writable and in one piece
+    weight = _weights(sample_weight)
     if weight.ndim == 0:
         weight = np.full(samples, float(weight))
     if weight.shape != (samples,):
-        raise StandardizerError(
+        raise NormalizationError(
             f"sample_weight has shape {weight.shape}; one weight for each of the {samples} samples is expected"
         )
     if not np.isfinite(weight).all() or (weight < 0).any():
-        raise StandardizerError(
+        raise NormalizationError(
             "sample_weight holds negative, NaN or infinite values; finite weights of zero and above are expected"
         )
     return weight

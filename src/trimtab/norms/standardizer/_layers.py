@@ -94,7 +94,7 @@ def refuse_unready(layer: nn.Module, name: str) -> None:
     if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
         raise FoldError(f"{name} is lazy and has no weights yet; run the model once before folding")
     for module in layer.modules():
-        if is_parametrized(module) or {"weight_g", "weight_orig"} & set(module._parameters):
+        if is_parametrized(module) or {"weight_g", "weight_orig"} & dict(module.named_parameters(recurse=False)).keys():
             raise FoldError(
                 f"the weight of {name} is computed (weight norm, spectral norm or another parametrization), and folding would "
                 "change the result of that; remove it first (torch.nn.utils.parametrize.remove_parametrizations)"

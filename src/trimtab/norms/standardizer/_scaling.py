@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trimtab.errors import NormalizationError
+from trimtab.norms.layers._paths import someone_looks_on
+from trimtab.norms.standardizer._inputs import require_dense
 from trimtab.norms.standardizer.columns import ColumnSums, Floats
-from trimtab.norms.standardizer.errors import StandardizerError
 
 _SLAB = 1 << 16  # values that go through all steps while they are in the cache
 
@@ -79,26 +81,47 @@ def scale_array(x: NDArray[np.floating], constants: Scaling, inverse: bool) -> N
     return x
 
 
-def feature_axis(x: Tensor, feature_dim: int, size: int) -> int:
+def refuse_infinite(x: Tensor) -> None:
+    """Refuse what has no place on a scale, as arrays are refused; a meta, fake or wrapped tensor is let through unseen.
+
+    Args:
+        x: The tensor that is to be standardized.
+
+    Raises:
+        NormalizationError: If it is complex or sparse, or a value is infinite.
+    """
+    if not x.is_meta:
+        require_dense("X", x)
+    if x.is_meta or not x.is_floating_point() or not x.numel() or someone_looks_on():
+        return
+    extremes = torch.stack(torch.aminmax(x.detach()))  # one fast pass; a NaN makes both NaN, and asks for a slow one
+    if not bool(extremes.isfinite().all()) and bool(x.detach().isinf().any()):
+        raise NormalizationError(
+            "X holds infinite values: Input X contains infinity. NaN passes, infinity does not; replace or drop these values"
+        )
+
+
+def feature_axis(x: Tensor, feature_dim: int, size: int, name: str = "X") -> int:
     """Where the features of a tensor lie.
 
     Args:
         x: The tensor.
         feature_dim: Axis of the features where there are more than two.
         size: Number of features expected.
+        name: What the tensor is, for the message.
 
     Returns:
         The axis, or -1 for a tensor of one axis that holds a single feature.
 
     Raises:
-        StandardizerError: If the number of features is another one.
+        NormalizationError: If the number of features is another one.
     """
     if x.dim() == 1 and size == 1:
         return -1
     axis = feature_dim if x.dim() > 2 else 1
     if x.dim() < 2 or not -x.dim() <= axis < x.dim() or x.shape[axis] != size:
-        raise StandardizerError(
-            f"the tensor has shape {tuple(x.shape)}; {size} features are expected on axis {axis} (feature_dim), as in fitting"
+        raise NormalizationError(
+            f"{name} has shape {tuple(x.shape)}; {size} features are expected on axis {axis} (feature_dim), as in fitting"
         )
     return axis % x.dim()
 
@@ -111,7 +134,7 @@ def scale_tensor(x: Tensor, axis: int, constants: Scaling, inverse: bool, copy: 
         axis: Axis of the features, -1 for a single feature without an axis.
         constants: Of float64 for float64 and integers, of float32 for the others.
         inverse: Whether to undo.
-        copy: False to write into `x` where its dtype allows.
+        copy: False to write into `x` where its dtype and its memory allow.
 
     Returns:
         Of the dtype of `x`; torch's default dtype for integers.
@@ -125,7 +148,7 @@ def scale_tensor(x: Tensor, axis: int, constants: Scaling, inverse: bool, copy: 
     if inverse:
         steps = [("mul", constants.scale), ("add", constants.low), ("add", constants.high)]
     shape = [-1 if place == axis else 1 for place in range(x.dim())] if axis >= 0 else [1]
-    values, own = x, not copy and not x.requires_grad
+    values, own = x, not copy and not x.requires_grad and _may_be_written(x)
     for name, constant in steps:
         if constant is None:
             continue
@@ -135,3 +158,9 @@ def scale_tensor(x: Tensor, axis: int, constants: Scaling, inverse: bool, copy: 
         values = getattr(values, f"{name}_" if own else name)(term)
         own = not values.requires_grad  # from here on it is a result of ours
     return values.to(result, copy=copy and values is x)
+
+
+def _may_be_written(x: Tensor) -> bool:
+    """Returns whether each value has a place of its own, which an expanded one has not, and autograd lets us write there."""
+    repeated = any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True))
+    return not repeated and (not x.is_inference() or torch.is_inference_mode_enabled())

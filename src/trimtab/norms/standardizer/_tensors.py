@@ -4,9 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trimtab.errors import NormalizationError
 from trimtab.norms.standardizer._dense import dense_sums, exact, guess, sample
+from trimtab.norms.standardizer._inputs import require_dense
 from trimtab.norms.standardizer.columns import ColumnSums, Floats, from_shifted
-from trimtab.norms.standardizer.errors import StandardizerError
 
 _SLAB = 1 << 22  # values in float64 at a time: 32 MiB
 _FAR = 1e6  # variances between shift and mean that cost float64 no digit worth having
@@ -23,22 +24,17 @@ def rows_of(x: Tensor, feature_dim: int) -> Tensor:
         A view or copy of shape (n, d), without gradient.
 
     Raises:
-        StandardizerError: If it cannot be read as numbers with features.
+        NormalizationError: If it cannot be read as numbers with features.
     """
-    if x.layout is not torch.strided:
-        raise StandardizerError(
-            f"a tensor of layout {x.layout} was given; a strided tensor or a SciPy sparse matrix is expected"
-        )
-    if x.is_complex():
-        raise StandardizerError(f"Complex data not supported: the tensor has dtype {x.dtype}")
+    require_dense("X", x)
     x = x.detach()
     if x.dim() == 0:
-        raise StandardizerError("a tensor without axes was given; (samples, features) is expected")
+        raise NormalizationError("X is a tensor without axes; (samples, features) is expected")
     if x.dim() == 1:
         return x[:, None]
     if x.dim() > 2:
         if not -x.dim() <= feature_dim < x.dim() or feature_dim % x.dim() == 0:
-            raise StandardizerError(
+            raise NormalizationError(
                 f"feature_dim is {feature_dim}, but the tensor has shape {tuple(x.shape)}; an axis after the first is expected"
             )
         x = x.movedim(feature_dim, -1).flatten(0, -2)
@@ -57,13 +53,11 @@ def tensor_sums(x: Tensor, feature_dim: int, weight: Floats | None) -> ColumnSum
         Moments of the features, on the host.
 
     Raises:
-        StandardizerError: If there is no sample or no feature.
+        NormalizationError: If there is no sample or no feature.
     """
     rows = rows_of(x, feature_dim)
     if 0 in rows.shape:
-        raise StandardizerError(
-            f"a tensor of shape {tuple(x.shape)} was given; at least one sample and one feature are expected"
-        )
+        raise NormalizationError(f"X has shape {tuple(x.shape)}; at least one sample and one feature are expected")
     if weight is not None and len(weight) != len(rows):
         weight = np.repeat(weight, len(rows) // len(weight))  # all places of a sample weigh the same
     floating = rows.dtype.is_floating_point

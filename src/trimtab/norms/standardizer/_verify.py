@@ -2,14 +2,13 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trimtab.norms._passes import outcome, tensors
 from trimtab.norms.standardizer._layers import convolution_of, input_width
 from trimtab.norms.standardizer.errors import FoldError
 from trimtab.norms.standardizer.padded import ConvTranspose
@@ -138,27 +137,11 @@ def example_shape(layer: nn.Module) -> tuple[tuple[int, ...], int]:
     return (2, width, *(max(2 * one, 2 * pad) + 3 for one, pad in zip(reach, pads or reach, strict=False))), 1
 
 
-@contextmanager
-def same_numbers(device: torch.device) -> Iterator[None]:
-    """A run that draws the same random numbers each time and leaves the generators as they were.
-
-    Args:
-        device: Where the model runs.
-
-    Yields:
-        Nothing.
-    """
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
-        yield
-
-
 def _apart(old: nn.Module, new: nn.Module, old_input: Tensor, new_input: Tensor) -> tuple[float, float]:
     """Returns max |f - g| and max |f| over all tensors of the output."""
     outputs = []
     for model, x in ((old, old_input), (new, new_input)):
-        with torch.no_grad(), same_numbers(x.device):
-            outputs.append(list(_tensors(model(x))))
+        outputs.append([one for one in tensors(outcome(model, x)) if one.numel()])
     before, after = outputs
     if not before or len(before) != len(after):
         raise FoldError(
@@ -167,20 +150,3 @@ def _apart(old: nn.Module, new: nn.Module, old_input: Tensor, new_input: Tensor)
     # A nan stays a nan, and is refused.
     difference = torch.stack([(a.double() - b.double()).abs().max() for a, b in zip(before, after, strict=True)]).max()
     return float(difference), float(torch.stack([one.double().abs().max() for one in before]).max())
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """The floating tensors of an output.
-
-    Yields:
-        Each that is not empty.
-    """
-    if isinstance(output, Tensor):
-        if output.is_floating_point() and output.numel():
-            yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, tuple | list):
-        for value in output:
-            yield from _tensors(value)

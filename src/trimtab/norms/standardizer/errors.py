@@ -1,14 +1,13 @@
-"""What a `Standardizer` refuses, and what it warns of."""
+"""What a `Standardizer` cannot fold, and what it warns of."""
 
-from trimtab.errors import TrimtabError
-
-
-class StandardizerError(TrimtabError, ValueError):
-    """A `Standardizer` was given data, weights, a model or a partner that it cannot use."""
+from trimtab.errors import NormalizationError
 
 
-class FoldError(StandardizerError):
-    """A standardization cannot be folded into a model exactly; the message has the reason."""
+class FoldError(NormalizationError):
+    """A standardization cannot be folded into a model exactly; the message has the reason.
+
+    To be caught where the model is then used behind the standardizer instead.
+    """
 
 
 class LostVarianceWarning(UserWarning):

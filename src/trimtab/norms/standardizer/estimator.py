@@ -8,15 +8,16 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_flag
 from trimtab.norms.standardizer._dense import dense_sums
 from trimtab.norms.standardizer._fitted import state_of, union
 from trimtab.norms.standardizer._foldable import Foldable
 from trimtab.norms.standardizer._inputs import batches, check_weight, grain_of, is_plain, is_stream, refuse_zeros
-from trimtab.norms.standardizer._scaling import feature_axis, scale_array, scale_tensor, scaling
+from trimtab.norms.standardizer._scaling import feature_axis, refuse_infinite, scale_array, scale_tensor, scaling
 from trimtab.norms.standardizer._sparse import scale_columns, sparse_sums
 from trimtab.norms.standardizer._tensors import tensor_sums
 from trimtab.norms.standardizer.columns import ColumnSums, merge
-from trimtab.norms.standardizer.errors import StandardizerError
 from trimtab.norms.standardizer.ranks import gather
 
 _KINDS = (np.float64, np.float32)
@@ -74,7 +75,7 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
     # ------------------------------------------------------------------------------------------------ fitting
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Forget what was seen, and see this.
+        """Forget what was seen, and see this. A call that raises changes nothing.
 
         Args:
             X: Data of any accepted kind.
@@ -85,13 +86,14 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
             Itself.
 
         Raises:
-            StandardizerError: As in `partial_fit`, and if all weights are zero.
+            NormalizationError: As in `partial_fit`, and if all weights are zero.
         """
-        refuse_zeros(sample_weight)
-        for name in ("_columns", "_told"):
-            self.__dict__.pop(name, None)
-        self._see(X, sample_weight)
-        self._warn()
+        with self._unchanged_on_failure():
+            refuse_zeros(sample_weight)
+            for name in ("_columns", "_told"):
+                self.__dict__.pop(name, None)
+            self._see(X, sample_weight)
+            self._warn()
         return self
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
@@ -108,23 +110,24 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
             Itself.
 
         Raises:
-            StandardizerError: If the data is infinite, empty, or of another number of features, or weights do not fit.
+            NormalizationError: If the data is infinite, empty, or of another number of features, or weights do not fit.
         """
-        self._see(X, sample_weight)
-        self._warn()
+        with self._unchanged_on_failure():
+            self._see(X, sample_weight)
+            self._warn()
         return self
 
     def _see(self, X: Any, sample_weight: Any) -> None:
         """Add data of any kind.
 
         Raises:
-            StandardizerError: If a stream is given weights.
+            NormalizationError: If a stream is given weights.
         """
         self._check_parameters()
         known = self._columns
         if is_stream(X):
             if sample_weight is not None:
-                raise StandardizerError("a stream has no samples to give weights to; call partial_fit batch by batch")
+                raise NormalizationError("a stream has no samples to give weights to; call partial_fit batch by batch")
             for batch in batches(X, self.part):
                 known = self._and(known, batch, None)
         else:
@@ -138,15 +141,15 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
             Sums over both.
 
         Raises:
-            StandardizerError: If a tensor has another number of features.
+            NormalizationError: If a tensor has another number of features.
         """
         if isinstance(X, Tensor):
             samples = X.shape[0] if X.dim() else 1
             sums = tensor_sums(X, self.feature_dim, check_weight(sample_weight, samples))
             if known is not None and sums.size != known.size:
-                raise StandardizerError(
-                    f"the tensor of shape {tuple(X.shape)} has {sums.size} features, "
-                    f"but Standardizer is expecting {known.size} features as input"
+                raise NormalizationError(
+                    f"X has {sums.size} features, but Standardizer is expecting {known.size} features as input; "
+                    f"the shape of the tensor is {tuple(X.shape)}"
                 )
             self.n_features_in_ = sums.size
         else:
@@ -175,13 +178,13 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
         for name in ("with_mean", "with_std", "copy"):
             value = getattr(self, name)
             if not isinstance(value, bool | np.bool_):
-                raise StandardizerError(f"{name} is {value!r}; True or False is expected")
+                raise NormalizationError(f"{name} is {value!r}; True or False is expected")
         if isinstance(self.feature_dim, bool) or not isinstance(self.feature_dim, int | np.integer):
-            raise StandardizerError(f"feature_dim is {self.feature_dim!r}; the number of an axis is expected")
+            raise NormalizationError(f"feature_dim is {self.feature_dim!r}; the number of an axis is expected")
 
     def _refuse_centering(self) -> None:
         if self.with_mean:
-            raise StandardizerError(
+            raise NormalizationError(
                 "Cannot center sparse matrices: subtracting a mean would fill in every zero. Use Standardizer(with_mean=False)"
             )
 
@@ -199,7 +202,7 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
 
         Raises:
             NotFittedError: If nothing was seen yet.
-            StandardizerError: If the features are others than in fitting.
+            NormalizationError: If the features are others than in fitting, or a value is infinite.
         """
         return self._scale(X, copy, inverse=False)
 
@@ -215,20 +218,23 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
 
         Raises:
             NotFittedError: If nothing was seen yet.
-            StandardizerError: If the features are others than in fitting.
+            NormalizationError: If the features are others than in fitting, or a value is infinite.
         """
         return self._scale(X, copy, inverse=True)
 
     def _scale(self, X: Any, copy: bool | None, inverse: bool) -> Any:
         columns = self._seen
-        copy = self.copy if copy is None else copy
+        if copy is not None:
+            require_flag(copy=copy)
+        copy = self.copy if copy is None else bool(copy)
         if isinstance(X, Tensor):
+            refuse_infinite(X)
             axis = feature_axis(X, self.feature_dim, columns.size)
             wide = not X.dtype.is_floating_point or X.element_size() == 8
             kind = np.dtype(np.float64 if wide and X.device.type != "mps" else np.float32)
             return scale_tensor(X, axis, scaling(columns, self.scale_, self.with_mean, kind), inverse, copy)
         if is_stream(X):
-            raise StandardizerError("a stream of batches was given; transform each batch as it comes")
+            raise NormalizationError("a stream of batches was given; transform each batch as it comes")
         options: dict[str, Any] = {
             "accept_sparse": ("csr", "csc"),
             "copy": copy,
@@ -238,7 +244,7 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
         }
         X = check_array(X, estimator=self, **options) if inverse else validate_data(self, X, reset=False, **options)
         if X.shape[1] != columns.size:
-            raise StandardizerError(
+            raise NormalizationError(
                 f"X has {X.shape[1]} features, but Standardizer is expecting {columns.size} features as input"
             )
         if not sparse.issparse(X):
@@ -262,12 +268,12 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
             A new one, with the parameters of this one.
 
         Raises:
-            StandardizerError: If the features are others, or a partner is no Standardizer.
+            NormalizationError: If the features are others, or a partner is no Standardizer.
             NotFittedError: If none of them has seen anything.
         """
         for other in others:
             if not isinstance(other, Standardizer):
-                raise StandardizerError(f"merge was given a {type(other).__name__}; another Standardizer is expected")
+                raise NormalizationError(f"merge was given a {type(other).__name__}; another Standardizer is expected")
         result = self._with(union(map(state_of, (self, *others))))
         result._warn()
         return result
@@ -284,7 +290,7 @@ class Standardizer(OneToOneFeatureMixin, TransformerMixin, Foldable, BaseEstimat
             A new one, with the parameters of this one.
 
         Raises:
-            StandardizerError: If there is no process group, or ranks saw other features.
+            NormalizationError: If there is no process group, or ranks saw other features.
             NotFittedError: If no rank has seen anything.
         """
         result = self._with(union(gather(state_of(self), group)))

@@ -5,22 +5,26 @@ exact for no padding and for padding that repeats the image (reflect, replicate,
 after folding: see `padded`. Transposed convolutions hold the mean in a map, recurrent layers in the biases of their gates.
 """
 
-import copy
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from trimtab._messages import say
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import require_module, require_names, require_values, require_word
+from trimtab.norms._passes import copy_of
 from trimtab.norms.standardizer._first import by_running, by_structure, refuse_shared
+from trimtab.norms.standardizer._inputs import example_of
 from trimtab.norms.standardizer._layers import NAMES, Change, changed, foldable, input_width, refuse_unready
 from trimtab.norms.standardizer._scaling import feature_axis
 from trimtab.norms.standardizer._verify import Measured, device_of, dtype_of, example_shape, measure, refuse_if_wrong
 from trimtab.norms.standardizer.columns import Floats
-from trimtab.norms.standardizer.errors import CancellationWarning, FoldError, StandardizerError
+from trimtab.norms.standardizer.errors import CancellationWarning, FoldError
 
 _WORTH_A_WARNING = 0.01  # a hundredth of the largest output is more than a network's own rounding
 
@@ -85,64 +89,37 @@ def fold_affine(
     Raises:
         FoldError: If no layer can take it, a layer or its weights are used elsewhere too, or the two models differ by more than
             rounding when run.
-        StandardizerError: If `padding` is unknown or a statistic is not finite.
+        NormalizationError: If `padding` is unknown, a statistic or the example is not finite, or an argument is of another kind.
     """
-    if padding not in {"map", "mean"}:
-        raise StandardizerError(f"padding is {padding!r}; 'map' or 'mean' is expected")
+    require_module("model", model)
+    require_values(model)
+    require_word("padding", padding, ("map", "mean"))
     middle, spread = torch.tensor(mean, dtype=torch.float64), torch.tensor(scale, dtype=torch.float64)
     if not (middle.isfinite().all() and spread.isfinite().all() and spread.all()):
-        raise StandardizerError(
+        raise NormalizationError(
             "a feature without any value has no mean and scale to fold; drop it, or fit on more data"
         )
     device = device_of(model)
     statistics = Statistics(middle.to(device), spread.to(device), feature_dim)
-    raw = None if example is None else torch.as_tensor(example).detach().to(device, torch.float64)
-    names = _readers(model, raw, statistics, inverse) if layers is None else _named(model, raw, list(layers))
+    raw = None if example is None else example_of(example).to(device)
+    names = _readers(model, raw, statistics, inverse) if layers is None else _named(model, raw, layers)
     for name in names:
         _refuse_unknown(model, name)
         refuse_unready(model.get_submodule(name), name or "the model")
         refuse_shared(model, name)
-
-    def fold(part: nn.Module, places: list[str]) -> nn.Module:
-        for name in places:
-            layer = part.get_submodule(name)
-            width = input_width(layer)
-            _refuse_unseen_flattening(model, raw, width, len(middle), name or "the model")
-            change = statistics.change(inverse).widened(width, statistics.tiled(raw), name or "the model")
-            taken = changed(layer, change, padding, name or "the model")
-            if not name:
-                return taken
-            part.set_submodule(name, taken)
-        return part
-
-    folded = fold(copy.deepcopy(model), names)
-    if raw is not None:
-        standard = statistics.standardize(raw, feature_axis(raw, feature_dim, len(middle)))
+    fold = partial(_folded, model=model, raw=raw, statistics=statistics, padding=padding, inverse=inverse)
+    folded = fold(copy_of(model), names)
+    if raw is None:
+        measured = _layers_apart(model, folded, names, fold, statistics, inverse)
+    else:
+        standard = statistics.standardize(raw, feature_axis(raw, feature_dim, len(middle), "example"))
         old, new = (raw, standard) if inverse else (standard, raw)
         measured = measure(model, folded, lambda part: fold(part, names), old, new)
-    else:
-        measured = Measured(0.0, 0.0, 0.0)
-        for name in names:
-            layer = model.get_submodule(name)
-            old, new = _inputs(layer, statistics, inverse)
-            measured = measured.worse(
-                measure(layer, folded.get_submodule(name), lambda part: fold(part, [""]), old, new)
-            )
     ratio = float((statistics.mean / statistics.scale).abs().max())
     refuse_if_wrong(measured, names, ratio, dtype_of(model))
     if measured.difference > _WORTH_A_WARNING * measured.size:
-        warnings.warn(
-            say(
-                "in {dtype} the folded model differs by {difference:.2g} of {size:.2g}: the raw inputs lie {ratio:.2g} standard "
-                "deviations from zero, and W x and the new bias cancel. Keep the standardization outside, or use float64.",
-                dtype=str(dtype_of(model)),
-                difference=measured.difference,
-                size=measured.size,
-                ratio=ratio,
-            ),
-            CancellationWarning,
-            stacklevel=3,
-        )
+        message = _cancellation(measured, ratio, dtype_of(model))
+        warnings.warn(message, CancellationWarning, stacklevel=3)
     report = FoldReport(
         tuple(names), measured.difference, measured.exact, measured.size, "layer" if raw is None else "model"
     )
@@ -172,6 +149,57 @@ class Statistics:
         return self.feature_dim == -1 or (raw is not None and raw.dim() > 2 and self.feature_dim == raw.dim() - 1)
 
 
+def _folded(
+    part: nn.Module,
+    places: list[str],
+    *,
+    model: nn.Module,
+    raw: Tensor | None,
+    statistics: Statistics,
+    padding: str,
+    inverse: bool,
+) -> nn.Module:
+    """Returns a model, or a layer of it by the name "", whose layers at `places` have taken the change; it is used up."""
+    for place in places:
+        layer, name = part.get_submodule(place), place or "the model"
+        width = input_width(layer)
+        _refuse_unseen_flattening(model, raw, width, len(statistics.mean), name)
+        change = statistics.change(inverse).widened(width, statistics.tiled(raw), name)
+        taken = changed(layer, change, padding, name)
+        if not place:
+            return taken
+        part.set_submodule(place, taken)
+    return part
+
+
+def _layers_apart(
+    model: nn.Module,
+    folded: nn.Module,
+    names: list[str],
+    fold: Callable[[nn.Module, list[str]], nn.Module],
+    statistics: Statistics,
+    inverse: bool,
+) -> Measured:
+    """Returns how far each layer by itself was found from the one it has become."""
+    measured = Measured(0.0, 0.0, 0.0)
+    for name in names:
+        layer = model.get_submodule(name)
+        old, new = _inputs(layer, statistics, inverse)
+        measured = measured.worse(measure(layer, folded.get_submodule(name), lambda part: fold(part, [""]), old, new))
+    return measured
+
+
+def _cancellation(measured: Measured, ratio: float, dtype: torch.dtype) -> str:
+    return say(
+        "in {dtype} the folded model differs by {difference:.2g} of {size:.2g}: the raw inputs lie {ratio:.2g} standard "
+        "deviations from zero, and W x and the new bias cancel. Keep the standardization outside, or use float64.",
+        dtype=str(dtype),
+        difference=measured.difference,
+        size=measured.size,
+        ratio=ratio,
+    )
+
+
 def _readers(model: nn.Module, raw: Tensor | None, statistics: Statistics, inverse: bool) -> list[str]:
     """Returns the names of the layers that read the input."""
     first = by_structure(model)
@@ -182,8 +210,8 @@ def _readers(model: nn.Module, raw: Tensor | None, statistics: Statistics, inver
             f"the first layer of a {type(model).__name__} cannot be told from its structure; "
             "give a batch of raw inputs (example=...) to find it by a run"
         )
-    standard = statistics.standardize(raw, feature_axis(raw, statistics.feature_dim, len(statistics.mean)))
-    names = by_running(copy.deepcopy(model), (raw if inverse else standard).to(dtype_of(model)))
+    standard = statistics.standardize(raw, feature_axis(raw, statistics.feature_dim, len(statistics.mean), "example"))
+    names = by_running(copy_of(model), (raw if inverse else standard).to(dtype_of(model)))
     if not names:
         raise FoldError(
             f"no layer that can take the standardization reads the input itself; {NAMES} can. "
@@ -192,10 +220,11 @@ def _readers(model: nn.Module, raw: Tensor | None, statistics: Statistics, inver
     return names
 
 
-def _named(model: nn.Module, raw: Tensor | None, names: list[str]) -> list[str]:
+def _named(model: nn.Module, raw: Tensor | None, layers: Iterable[str]) -> list[str]:
     """Returns the names that were given, if they can be checked."""
+    names = list(require_names("layers", layers, "modules"))
     if not names:
-        raise StandardizerError("layers names no layer; leave it out to have the layers found")
+        raise NormalizationError("layers names no layer; leave it out to have the layers found")
     for name in names:
         _refuse_unknown(model, name)
     if raw is None and names != [by_structure(model)]:

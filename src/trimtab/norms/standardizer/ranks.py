@@ -4,7 +4,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trimtab.norms.standardizer.errors import StandardizerError
+from trimtab.errors import NormalizationError
 
 
 def gather(state: Any, group: Any = None) -> list[Any]:
@@ -21,10 +21,10 @@ def gather(state: Any, group: Any = None) -> list[Any]:
         One object a rank.
 
     Raises:
-        StandardizerError: If there is no process group.
+        NormalizationError: If there is no process group.
     """
     if not (dist.is_available() and dist.is_initialized()):
-        raise StandardizerError(
+        raise NormalizationError(
             "merge_ranks needs a process group: call torch.distributed.init_process_group first, "
             "or merge standardizers of one process with merge(...)"
         )

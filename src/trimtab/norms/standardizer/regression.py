@@ -5,15 +5,17 @@ the correlation matrix. `torch.nn.functional.mse_loss` has no 1/2: its gradient 
 step half.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
+from trimtab.errors import NormalizationError
+from trimtab.norms._arguments import refuse, require_positive, require_word
+from trimtab.norms.standardizer._inputs import require_dense
 from trimtab.norms.standardizer.columns import Floats
-from trimtab.norms.standardizer.errors import StandardizerError
 from trimtab.norms.standardizer.spectrum import Spectrum, spectrum
 
 _TOLERANCES = (1e-1, 1e-2, 1e-3)
@@ -88,38 +90,52 @@ def conditioning(
         The three spectra.
 
     Raises:
-        StandardizerError: If shapes do not match, values are not finite, or `start` is another word.
+        NormalizationError: If shapes do not match, values are not finite, or `start` is another word.
     """
-    if start not in {"mean", "zero"}:
-        raise StandardizerError(f"start is {start!r}; 'mean' or 'zero' is expected")
+    require_word("start", start, ("mean", "zero"))
+    require_positive(**{f"tolerances[{place}]": one for place, one in enumerate(_listed(tolerances))})
     x = _matrix(X, "X")
     target = None if y is None else _matrix(y, "y")
     if x.ndim != 2 or 0 in x.shape:
-        raise StandardizerError(f"X has shape {x.shape}; (samples, features), at least one of each, is expected")
+        raise NormalizationError(f"X has shape {x.shape}; (samples, features), at least one of each, is expected")
     if target is not None:
+        if 0 in target.shape or not target.shape:
+            refuse("y", y, "one target or more for each sample of X is needed")
         target = target.reshape(len(target), -1)
         if len(target) != len(x):
-            raise StandardizerError(f"y has {len(target)} samples, X has {len(x)}; the same number is expected")
+            raise NormalizationError(f"y has {len(target)} samples, X has {len(x)}; the same number is expected")
     if standardizer is None:
         mean = x.mean(0)
         spread = x.std(0)
         scale = np.where(spread > np.finfo(np.float64).eps * np.abs(mean), spread, 1.0)
     else:
+        if not hasattr(standardizer, "partial_fit"):
+            refuse("standardizer", standardizer, "a fitted Standardizer, or None, is needed")
         mean, scale = standardizer.mean_, standardizer.scale_
         scale = np.ones_like(mean) if scale is None else scale
         if len(mean) != x.shape[1]:
-            raise StandardizerError(f"X has {x.shape[1]} features, the standardizer was fitted on {len(mean)}")
+            raise NormalizationError(f"X has {x.shape[1]} features, the standardizer was fitted on {len(mean)}")
     centred = x - mean
     bias = target.mean(0) if target is not None and start == "mean" else None
     raw, middle, unit = (spectrum(one, target, bias) for one in (x, centred, centred / scale))
     return Conditioning(raw, middle, unit, len(x), tuple(tolerances))
 
 
+def _listed(tolerances: Any) -> list[Any]:
+    if isinstance(tolerances, str) or not isinstance(tolerances, Iterable):
+        refuse("tolerances", tolerances, "a list of numbers above 0 is needed")
+    return list(tolerances)
+
+
 def _matrix(values: Any, name: str) -> Floats:
     """Returns float64 numbers, or refuses them."""
     if isinstance(values, Tensor):
+        require_dense(name, values)
         values = values.detach().double().cpu().numpy()
-    matrix = np.asarray(values, np.float64)
+    try:
+        matrix = np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        refuse(name, values, "an array or tensor of numbers is needed")
     if not np.isfinite(matrix).all():
-        raise StandardizerError(f"{name} holds NaN or infinite values; linear regression needs finite numbers")
+        raise NormalizationError(f"{name} holds NaN or infinite values; linear regression needs finite numbers")
     return matrix

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trimtab.errors import NormalizationError
 from trimtab.norms.standardizer.columns import Floats
-from trimtab.norms.standardizer.errors import StandardizerError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,10 +61,10 @@ class Spectrum:
             f_k / f_0; infinite where it overflows.
 
         Raises:
-            StandardizerError: If there were no targets.
+            NormalizationError: If there were no targets.
         """
         if not self.shares.size:
-            raise StandardizerError("the excess loss depends on the targets; give y to conditioning(X, y)")
+            raise NormalizationError("the excess loss depends on the targets; give y to conditioning(X, y)")
         factor = np.abs(1.0 - (1.0 / self.eigenvalues[0] if step is None else step) * self.eigenvalues)
         with np.errstate(over="ignore"):
             left = np.where(self.shares > 0, factor ** (2.0 * steps), 0.0)
@@ -81,10 +81,12 @@ class Spectrum:
             A whole number; infinite where the step is too large, or the number passes 1e15.
 
         Raises:
-            StandardizerError: If the tolerance is not above 0, or there were no targets.
+            NormalizationError: If the tolerance is not above 0, or there were no targets.
         """
         if not tolerance > 0:
-            raise StandardizerError(f"tolerance is {tolerance}; a share of the initial excess loss above 0 is expected")
+            raise NormalizationError(
+                f"tolerance is {tolerance}; a share of the initial excess loss above 0 is expected"
+            )
         if step is not None and not 0 < step < self.largest_step:
             return math.inf
         low, high = -1, 0

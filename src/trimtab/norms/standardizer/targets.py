@@ -1,12 +1,14 @@
 """The standardization of targets folded into a model's last layer, so that it answers in the original units: y = s y' + mean."""
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trimtab.norms._arguments import refuse, require_module, require_values
+from trimtab.norms._passes import copy_of
 from trimtab.norms.standardizer._first import refuse_shared
+from trimtab.norms.standardizer._inputs import example_of
 from trimtab.norms.standardizer._layers import refuse_unready
 from trimtab.norms.standardizer._verify import device_of, dtype_of, example_shape, measure, refuse_if_wrong
 from trimtab.norms.standardizer.columns import Floats
@@ -36,6 +38,10 @@ def fold_targets(
         FoldError: If there is no such layer, it has another number of outputs, is used elsewhere too, or the two models differ by
             more than rounding when run.
     """
+    require_module("model", model)
+    require_values(model)
+    if layer is not None and not isinstance(layer, str):
+        refuse("layer", layer, "the name of a module of the model, or None, is needed")
     name = _last(model, "") if layer is None else layer
     if name is None:
         raise FoldError(
@@ -63,7 +69,7 @@ def fold_targets(
         _rescale(part.get_submodule(place), middle, spread)
         return part
 
-    folded = fold(copy.deepcopy(model), name)
+    folded = fold(copy_of(model), name)
     if example is None:
         shape, _ = example_shape(last)
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
@@ -75,7 +81,7 @@ def fold_targets(
             x,
         )
     else:
-        x = torch.as_tensor(example).detach().to(device, torch.float64)
+        x = example_of(example).to(device)
         measured = measure(
             _Raw(model, middle, spread), folded, lambda raw: fold(raw.get_submodule("model"), name), x, x
         )
