@@ -231,3 +231,26 @@ def test_small_batches_before_training_are_a_warning():
     net = normed()
     diagnosis = check(classify(net, SGD(net.parameters(), 0.02), size=3))
     assert [(f.code, f.severity) for f in diagnosis.findings] == [("small-batch-batchnorm", "warning")]
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_model_left_in_evaluation_mode_is_a_slip_of_the_loop_also_where_it_learns(back):
+    """After the first quick look at step 20 nobody calls train()."""
+    count = [0]
+
+    def step(setup, batch):
+        if back:
+            setup.model.train()
+        setup.optimizer.zero_grad()
+        loss = cross_entropy(setup.model, batch)
+        loss.backward()
+        setup.optimizer.step()
+        count[0] += 1
+        if count[0] % 20 == 0:
+            setup.model.eval()
+        return loss
+
+    net = normed()
+    found = said(classify(net, SGD(net.parameters(), 0.2), 150, size=32, step=step), "stale-running-stats")
+    assert found == ([] if back else [("warning", ("loop", *found[0][1][1:]))])
+    assert back or set(found[0][1]) <= {"loop", "1", "4"}

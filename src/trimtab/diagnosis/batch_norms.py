@@ -71,8 +71,13 @@ class BatchNorm:
 
     @cached_property
     def normalizes_by_batch(self) -> bool:
-        """Whether it has used the statistics of the batch at most of the looks."""
-        return bool(np.mean(self.training) > 0.5) or not self.keeps
+        """Whether it uses the statistics of the batch at most of the late looks."""
+        return bool(np.mean(self.training[self.late]) > 0.5) or not self.keeps
+
+    @property
+    def left_training(self) -> bool:
+        """Whether it began in training mode and ended in evaluation mode."""
+        return bool(self.training[0]) and not self.normalizes_by_batch
 
     @cached_property
     def late(self) -> np.ndarray:

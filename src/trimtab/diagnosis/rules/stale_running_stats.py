@@ -28,8 +28,8 @@ def find(view: View) -> Iterator[Found]:
     if not off:
         return
     ignoring = [norm for norm in off if not norm.normalizes_by_batch]
-    if ignoring and not view.learned:
-        yield Found(_finding(view, ignoring, "error"), _first_ignoring(ignoring))
+    if ignoring and (not view.learned or any(norm.left_training for norm in ignoring)):
+        yield Found(_finding(view, ignoring, "warning" if view.learned else "error"), _first_ignoring(ignoring))
         return
     off = [norm for norm in off if norm.normalizes_by_batch]
     if not off or (view.evaluation and not view.healed):
@@ -99,7 +99,7 @@ def _finding(view: View, off: list[BatchNorm], severity: Severity) -> Finding:
 def _why(view: View, off: list[BatchNorm], worst: BatchNorm) -> tuple[str, Repair, tuple[str, ...]]:
     """What keeps them from following, what mends that, and where it lies."""
     if not worst.normalizes_by_batch:
-        whole = all(not info["training"] for info in view.record.info[-len(view.record.info) // 2 :])
+        whole = not any(info["training"] for info in view.record.info[-len(view.record.info) // 3 :])
         why = say(
             "Training normalizes by them: from step {step} on the layer was in evaluation mode, while the weights in front of it changed.",
             step=_first_ignoring(off),
