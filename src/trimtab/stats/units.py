@@ -19,7 +19,7 @@ _STUCK = 0.95  # share of a unit's elements at the edge that makes it stuck
 
 
 def channel_rows(tensor: Tensor, axis: int) -> Tensor:
-    """Moment rows of each channel; two passes in float64, on the tensor's device.
+    """Moment rows of each channel, on the tensor's device.
 
     Args:
         tensor: Real or complex (its modulus), strided.
@@ -28,7 +28,7 @@ def channel_rows(tensor: Tensor, axis: int) -> Tensor:
     Returns:
         Float64 of shape (channels, 7) in the order of `FIELDS`.
     """
-    return _float64_rows(_by_channel(tensor, axis))
+    return _quick_rows(_by_channel(tensor, axis))
 
 
 def unit_summary(tensor: Tensor, axis: int, low: float | None = None, high: float | None = None) -> Tensor:
