@@ -17,6 +17,10 @@ RANK = (
     "unscaled-inputs",
     "unscaled-targets",
     "symmetric-init",
+    "degenerate-normalization",
+    "norm-precision",
+    "norm-placement",
+    "residual-growth",
     "signal-collapse",
     "dead-units",
     "saturated-units",
@@ -67,6 +71,36 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "signal-collapse",
     }),
     "symmetric-init": frozenset({"signal-collapse", "vanishing-gradient", "dead-units", "learning-rate-too-low"}),
+    "degenerate-normalization": frozenset({
+        "signal-collapse",
+        "vanishing-gradient",
+        "frozen-parameters",
+        "dead-units",
+        "learning-rate-too-low",
+    }),
+    "norm-precision": frozenset({
+        "signal-collapse",
+        "vanishing-gradient",
+        "dead-units",
+        "learning-rate-too-low",
+        "nonfinite-loss",
+    }),
+    "norm-placement": frozenset({
+        "signal-collapse",
+        "vanishing-gradient",
+        "exploding-gradient",
+        "dead-units",
+        "learning-rate-too-high",
+        "learning-rate-too-low",
+    }),
+    "residual-growth": frozenset({
+        "exploding-gradient",
+        "learning-rate-too-high",
+        "dead-units",
+        "saturated-units",
+        "clipping-dominates",
+        "nonfinite-loss",
+    }),
     "signal-collapse": frozenset({"dead-units", "vanishing-gradient", "frozen-parameters", "learning-rate-too-low"}),
     "dead-units": frozenset({"vanishing-gradient", "learning-rate-too-low"}),
     "saturated-units": frozenset({
@@ -91,6 +125,8 @@ LATER = {
     ("learning-rate-too-high", "exploding-gradient"),
     ("learning-rate-too-high", "signal-collapse"),
     ("learning-rate-too-high", "vanishing-gradient"),
+    ("learning-rate-too-high", "norm-precision"),
+    ("exploding-gradient", "norm-precision"),
 }
 """Cause and effect where the effect came after the cause in training, or lies behind it: its `begins` decides."""
 
