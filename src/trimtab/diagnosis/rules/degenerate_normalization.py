@@ -31,16 +31,23 @@ def find(view: View) -> Iterator[Found]:
     """Layer, group, instance and RMS norms whose statistics are of one value, or of two."""
     for model in view.active:
         links = links_of(view.record, model)
+        few: dict[str, tuple[str, int]] = {}
         for call, link in links.items():
             facts = view.record.models[model]["modules"].get(view.module(model, call), {})
-            kind = kind_of(facts)
-            values = values_per_statistic(facts, shape_of(link))
+            kind, values = kind_of(facts), values_per_statistic(facts, shape_of(link))
             if values is None and _erases(view, model, call, link, facts):
                 values = 1
             if values is None or kind in ("", "batch"):  # few samples in a batch are another rule's
                 continue
-            if values <= (TAKEN_BY_RMS if kind == "rms" else TAKEN):
-                yield Found(_finding(view, model, call, links, kind, values))
+            if values <= _taken(kind):
+                few[call] = kind, values
+        erased = [call for call, (kind, values) in few.items() if values < _taken(kind)]
+        signs = [call for call in few if call not in erased]
+        yield from (Found(_finding(view, model, calls, links, *few[calls[0]])) for calls in (erased, signs) if calls)
+
+
+def _taken(kind: str) -> int:
+    return TAKEN_BY_RMS if kind == "rms" else TAKEN
 
 
 def _erases(view: View, model: int, call: str, link: dict[str, Any], facts: dict[str, Any]) -> bool:
@@ -57,11 +64,15 @@ def _erases(view: View, model: int, call: str, link: dict[str, Any], facts: dict
     return False
 
 
-def _finding(view: View, model: int, call: str, links: dict[str, dict[str, Any]], kind: str, values: int) -> Finding:
+def _finding(
+    view: View, model: int, calls: list[str], links: dict[str, dict[str, Any]], kind: str, values: int
+) -> Finding:
+    """The finding: the first of the norms as the example, all of them as its places."""
+    call = calls[0]
     place, cls = view.name(model, call), view.class_of(model, call)
-    taken = TAKEN_BY_RMS if kind == "rms" else TAKEN
+    taken = _taken(kind)
     erased = values < taken
-    only = is_only_way(links, ends_of(view, model), call)
+    only = any(is_only_way(links, ends_of(view, model), one) for one in calls)
     what = (
         say("it returns its bias whatever comes in")
         if erased
@@ -96,7 +107,7 @@ def _finding(view: View, model: int, call: str, links: dict[str, dict[str, Any]]
     return Finding(
         code="degenerate-normalization",
         severity=_severity(view, erased, only),
-        where=(place,),
+        where=tuple(dict.fromkeys(view.name(model, one) for one in calls)),
         summary=summary,
         evidence=tuple(evidence),
         repairs=_repairs(view, model, call, kind),

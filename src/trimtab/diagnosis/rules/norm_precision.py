@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,9 @@ def find(view: View) -> Iterator[Found]:
         if first is not None:
             yield first
             continue
-        for call in links:
-            found = _outweighed(view, model, call, links)
-            if found is not None:
-                yield found
+        weak = [found for call in links if (found := _outweighed(view, model, call, links)) is not None]
+        if weak:
+            yield _together(weak)
         for name, facts in view.record.models[model]["modules"].items():
             yield from _short_statistics(view, model, name, facts)
 
@@ -255,6 +255,12 @@ def _outweighed(view: View, model: int, call: str, links: dict[str, dict[str, An
     if moment == 0 or not (bound < WEAK or (overflows and _in_half(facts))):
         return None
     return Found(_small(view, model, call, facts, share, None if bound >= WEAK else bound, moment, largest))
+
+
+def _together(found: list[Found]) -> Found:
+    """One finding for all such norms of a model: the worst as the example, in the order of the forward pass as places."""
+    worst = min((f.finding for f in found), key=lambda finding: float(finding.evidence[0].measured))
+    return Found(replace(worst, where=tuple(dict.fromkeys(f.finding.where[0] for f in found))))
 
 
 def _share(view: View, model: int, call: str) -> tuple[float, np.ndarray]:

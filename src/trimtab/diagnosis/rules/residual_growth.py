@@ -107,15 +107,29 @@ def _moment(view: View, model: int, call: str) -> float:
 
 def _is_normalized(view: View, model: int, links: dict[str, dict[str, Any]], stream: Stream) -> bool:
     """Whether a norm between the stream's end and the loss takes the growth off again."""
-    queue, seen = list(ends_of(view, model)), set(stream.calls)
+    end = stream.calls[-1]
+    queue, seen = list(ends_of(view, model)), {end}
     while queue:
         call = queue.pop()
         if call in seen or call not in links:
             continue
         seen.add(call)
-        if is_norm(view.class_of(model, call)):
+        if is_norm(view.class_of(model, call)) and (_follows(links, end, call) or _comes_from(links, end, call)):
             return True
         queue += links[call]["sources"]
+    return False
+
+
+def _comes_from(links: dict[str, dict[str, Any]], before: str, call: str) -> bool:
+    """Whether the output of `before` is among what `call` is made of."""
+    queue, seen = [call], {call}
+    while queue:
+        for source in links.get(queue.pop(), {"sources": []})["sources"]:
+            if source == before:
+                return True
+            if source not in seen:
+                seen.add(source)
+                queue.append(source)
     return False
 
 
