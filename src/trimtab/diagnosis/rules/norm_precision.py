@@ -14,7 +14,7 @@ from trimtab.diagnosis.norms import eps_of, gain_squared, kind_of, shape_of, val
 from trimtab.diagnosis.rules.nonfinite_loss import OVERFLOW
 from trimtab.diagnosis.view import View
 from trimtab.recording import Kind, Series
-from trimtab.report import Evidence, Finding, Repair
+from trimtab.report import Evidence, Finding, Repair, Severity
 
 SMALLEST = 2.0**-24
 """The smallest number above zero of half precision, 6e-8: half of it, and whatever is below, is stored as zero."""
@@ -360,16 +360,23 @@ def _small(
             Evidence(say("largest magnitude of its input"), largest, ROOT),
         ]
         repairs = _in_single()
-    loud = not view.learned
     return Finding(
         code="norm-precision",
-        severity=("error" if share < NOTHING and not view.before_training else "warning") if loud else "note",
+        severity=_severity(view, share),
         where=(place,),
         summary=summary,
         evidence=tuple(evidence),
         repairs=repairs,
         location=view.place("forward"),
     )
+
+
+def _severity(view: View, share: float) -> Severity:
+    """A weak signal slows a run down: it is an error where the run stands still, none where it learns, and blows up nothing."""
+    if view.learned:
+        return "note"
+    blown = view.progress.nonfinite is not None or view.progress.rose
+    return "error" if share < NOTHING and not blown and not view.before_training else "warning"
 
 
 # Running statistics ---------------------------------------------------------------------------------------------------
