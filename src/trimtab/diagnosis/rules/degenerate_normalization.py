@@ -1,5 +1,6 @@
 """`degenerate-normalization`: a norm over so few values that nothing of its input is left."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,7 +107,7 @@ def _finding(
         )
     return Finding(
         code="degenerate-normalization",
-        severity=_severity(view, erased, only),
+        severity=_severity(view, erased, only, _statistics(links[call], values)),
         where=tuple(dict.fromkeys(view.name(model, one) for one in calls)),
         summary=summary,
         evidence=tuple(evidence),
@@ -116,15 +117,21 @@ def _finding(
     )
 
 
-def _severity(view: View, erased: bool, only: bool) -> Severity:
-    """One value is an error where nothing else reaches the loss or the run does not learn; signs may be enough to learn from."""
-    if erased and only:
-        return "error"
+def _statistics(link: dict[str, Any], values: int) -> int:
+    """How many statistics a sample has: so many signs are left of it."""
+    return math.prod((shape_of(link) or [])[1:]) // values
+
+
+def _severity(view: View, erased: bool, only: bool, signs: int) -> Severity:
+    """One value is an error where nothing else reaches the loss or the run does not learn; many signs may be enough to learn from."""
+    if erased:
+        return "error" if only or not (view.learned or view.before_training) else "warning"
+    if view.learned:
+        return "note"
+    single = only and signs == 1
     if view.before_training:
-        return "warning"
-    if not view.learned:
-        return "error" if erased or only else "warning"
-    return "warning" if erased else "note"
+        return "warning" if single else "note"
+    return "error" if single else "warning"
 
 
 def _repairs(view: View, model: int, call: str, kind: str) -> tuple[Repair, ...]:

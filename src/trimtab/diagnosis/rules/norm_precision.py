@@ -13,7 +13,7 @@ from trimtab.diagnosis.layers import is_norm, links_of
 from trimtab.diagnosis.norms import eps_of, gain_squared, kind_of, shape_of, values_per_statistic
 from trimtab.diagnosis.rules.nonfinite_loss import OVERFLOW
 from trimtab.diagnosis.view import View
-from trimtab.recording import Kind, Series
+from trimtab.recording import COLUMNS, Kind, Series
 from trimtab.report import Evidence, Finding, Repair, Severity
 
 SMALLEST = 2.0**-24
@@ -250,7 +250,9 @@ def _outweighed(view: View, model: int, call: str, links: dict[str, dict[str, An
         return None
     moment, largest = given
     eps = eps_of(facts)
-    overflows = largest >= ROOT
+    output = view.series(model, call, "output")
+    zeros = 0.0 if output is None else float(output.rows[0, COLUMNS.index("zeros")] / max(output.count[0], 1.0))
+    overflows = largest >= ROOT and zeros > 1 - WEAK  # dividing by infinity leaves exact zeros; a bias starts at zero
     bound = moment / (moment + eps) if eps else 1.0  # the variance within a group is at most the second moment
     if moment == 0 or not (bound < WEAK or (overflows and _in_half(facts))):
         return None

@@ -15,7 +15,7 @@ from trimtab.diagnosis.layers import is_norm, links_of
 from trimtab.diagnosis.norms import ends_of
 from trimtab.diagnosis.rules.exploding_gradient import LARGE_STEP, WORSE
 from trimtab.diagnosis.view import View, relative_updates
-from trimtab.report import Evidence, Finding, Repair
+from trimtab.report import Evidence, Finding, Repair, Severity
 
 BLOCKS = 4
 """Residual sums in a row from which a growth can be told from chance."""
@@ -60,9 +60,9 @@ def find(view: View) -> Iterator[Found]:
             blocks = len(stream.calls)
             if stream.log_growth * blocks < math.log(1 + blocks) + stream.tolerance:  # branches of constant size
                 continue
-            if _is_normalized(view, model, links, stream) or not _breaks(view, stream):
-                continue
-            yield Found(_finding(view, stream))
+            severity = _severity(view, stream)
+            if severity is not None and not _is_normalized(view, model, links, stream):
+                yield Found(_finding(view, stream, severity))
 
 
 def _streams(view: View, model: int, links: dict[str, dict[str, Any]]) -> Iterator[Stream]:
@@ -133,13 +133,15 @@ def _comes_from(links: dict[str, dict[str, Any]], before: str, call: str) -> boo
     return False
 
 
-def _breaks(view: View, stream: Stream) -> bool:
-    """Whether the growth has consequences: a first loss far above guessing, a step that leaves nothing, a loss that is no number."""
+def _severity(view: View, stream: Stream) -> Severity | None:
+    """By consequence: a first loss far above guessing, a step that leaves nothing, a loss that is no number; None without any."""
     progress = view.progress
     if view.learned:
-        return False
+        return None
     worse = progress.last > WORSE * view.constant_answer or view.first_loss > WORSE * view.constant_answer
-    return progress.nonfinite is not None or progress.rose or worse or _first_jump(view, stream.model) > LARGE_STEP
+    if progress.nonfinite is not None or progress.rose or _first_jump(view, stream.model) > LARGE_STEP:
+        return "error"
+    return None if not worse else "warning" if view.before_training else "error"
 
 
 def _first_jump(view: View, model: int) -> float:
@@ -152,7 +154,7 @@ def _first_jump(view: View, model: int) -> float:
     return max((jump for jump in jumps if math.isfinite(jump)), default=0.0)
 
 
-def _finding(view: View, stream: Stream) -> Finding:
+def _finding(view: View, stream: Stream, severity: Severity) -> Finding:
     blocks = len(stream.calls)
     growth, scaled = math.exp(stream.log_growth), 1 + 1 / blocks
     ratio = stream.moments[-1] / stream.moments[0]
@@ -160,7 +162,7 @@ def _finding(view: View, stream: Stream) -> Finding:
     within = math.exp(stream.tolerance / max(blocks - 1, 1))
     return Finding(
         code="residual-growth",
-        severity="error",
+        severity=severity,
         where=tuple(view.name(stream.model, call) for call in stream.calls),
         summary=say(
             "Each of {blocks} residual blocks multiplies the second moment of the signal by about {growth:.3g}: at {last} it is {ratio:.2g} times "
