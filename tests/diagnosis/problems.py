@@ -237,9 +237,9 @@ class Collapsing(nn.Module):
 
 
 @problem(
-    "signal-collapse",
+    "degenerate-normalization",
     "body.1",
-    also=("dead-units", "frozen-parameters", "vanishing-gradient"),
+    also=("signal-collapse", "dead-units", "frozen-parameters", "vanishing-gradient"),
 )
 def group_of_one(broken):
     net = Collapsing(broken)
@@ -1201,3 +1201,233 @@ def images_with_empty_borders():
 def norms_on_batches_of_six():
     net = normed()
     return classify(net, SGD(net.parameters(), 0.02), 500, size=6)
+
+
+# Norms and residual sums at the wrong place ---------------------------------------------------------------------------
+
+ERASED = ("signal-collapse", "dead-units", "frozen-parameters", "vanishing-gradient")
+
+
+@problem("degenerate-normalization", "gate.3", also=ERASED)
+def layer_norm_of_one_gate(broken):
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = mlp(1, ends=(10, 1))
+            last = nn.LayerNorm(1) if broken else nn.Identity()
+            self.gate = nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 1), last)
+
+        def forward(self, x):
+            return self.body(x) * torch.sigmoid(self.gate(x))
+
+    net = Gated()
+    return regress(net, Adam(net.parameters(), 3e-3), 150)
+
+
+@problem("degenerate-normalization", "norm", also=(*ERASED, "symmetric-init"))
+def norm_by_hand_over_the_wrong_axis(broken):
+    class LayerNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain, self.shift = nn.Parameter(torch.ones(48)), nn.Parameter(torch.zeros(48))
+
+        def forward(self, x):
+            x = x[:, None]
+            axis = 1 if broken else 2
+            spread = x.std(axis, keepdim=True, correction=0)
+            return self.gain * ((x - x.mean(axis, keepdim=True)) / (spread + 1e-5)).squeeze(1) + self.shift
+
+    net = nn.Sequential()
+    net.first, net.norm, net.act, net.last = nn.Linear(64, 48), LayerNorm(), nn.GELU(), nn.Linear(48, 10)
+    return classify(net, Adam(net.parameters(), 2e-3), 120)
+
+
+@problem("degenerate-normalization", "squeeze.1", also=(*ERASED, "learning-rate-too-low"))
+def rms_norm_of_one_number(broken):
+    class Narrow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.squeeze = nn.Sequential(nn.Linear(10, 1), nn.RMSNorm(1) if broken else nn.Identity())
+            self.out = mlp(1, 16, ends=(1, 1))
+
+        def forward(self, x):
+            return self.out(self.squeeze(x))
+
+    x, _ = table("diabetes")
+    y = x @ torch.linspace(-1, 1, 10)[:, None]
+    net = Narrow()
+    return Setup(net, Adam(net.parameters(), 1e-2), passes(x, (y - y.mean()).sin(), 64), squared_error, 200)
+
+
+@problem("norm-precision", "norm", also=("nonfinite-loss",))
+def root_mean_square_in_half(broken):
+    class HalfRMS(nn.Module):
+        def __init__(self, eps):
+            super().__init__()
+            self.gain, self.eps = nn.Parameter(torch.ones(48)), eps
+
+        def forward(self, x):
+            x = x.half()
+            return self.gain * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)).float()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.last = (
+                nn.Linear(64, 48, bias=False),
+                HalfRMS(1e-9 if broken else 1e-2),
+                mlp(1, ends=(48, 10)),
+            )
+
+        def forward(self, x):
+            return self.last(self.norm(self.first(x)))
+
+    x, y = digits()
+    x = x.clone()
+    x[::40] = 0  # missing images
+    net = Net()
+    return Setup(net, Adam(net.parameters(), 2e-3), passes(x, y), cross_entropy, 100)
+
+
+@problem("norm-precision", "0", also=("signal-collapse", "vanishing-gradient", "learning-rate-too-low"))
+def eps_above_the_variance(broken):
+    x, y = digits()
+    net = nn.Sequential(nn.LayerNorm(64, eps=0.5 if broken else 1e-8), *mlp(2))
+    return Setup(net, SGD(net.parameters(), 0.1), passes(x / 100, y), cross_entropy, 100)
+
+
+@problem("norm-placement", "5", also=("learning-rate-too-high",))
+def batch_norm_scales_the_answer(broken):
+    x, _ = table("diabetes")
+    target = (x[:, 2] * x[:, 8] + x[:, 3])[:, None]
+    net = nn.Sequential(
+        *mlp(1, 64, ends=(10, 32)), nn.Tanh(), nn.Linear(32, 1), nn.BatchNorm1d(1) if broken else nn.Identity()
+    )
+    return Setup(net, Adam(net.parameters(), 3e-3), passes(x, target, 4), squared_error, 400)
+
+
+class PostNorm(nn.Module):
+    """Rows of a digit through torch's own encoder layers."""
+
+    def __init__(self, depth, norm_first):
+        super().__init__()
+        self.embed, self.head = nn.Linear(8, 32), nn.Linear(32, 10)
+        self.place = nn.Parameter(0.3 * torch.randn(8, 32))
+        layer = [
+            nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True, norm_first=norm_first) for _ in range(depth)
+        ]
+        self.stack, self.norm = nn.ModuleList(layer), nn.LayerNorm(32) if norm_first else nn.Identity()
+
+    def forward(self, x):
+        x = self.embed(x.view(-1, 8, 8)) + self.place
+        for layer in self.stack:
+            x = layer(x)
+        return self.head(self.norm(x).mean(1))
+
+
+@problem(
+    "norm-placement",
+    *(f"stack.{i}.norm{j}" for i in range(16) for j in (1, 2)),
+    also=("signal-collapse", "vanishing-gradient", "learning-rate-too-high"),
+    slow=True,
+)
+def post_norm_of_sixteen_layers(broken):
+    net = PostNorm(16, norm_first=not broken)
+    return classify(net, Adam(net.parameters(), 8e-3 if broken else 3e-3), 110)
+
+
+@healthy_and_slow
+def post_norm_of_three_layers():
+    net = PostNorm(3, norm_first=False)
+    return classify(net, Adam(net.parameters(), 2e-3), 150)
+
+
+def residual(depth, scale, act=nn.ReLU):
+    """Blocks of two layers, each of which keeps the second moment."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = he(nn.Sequential(nn.Linear(64, 64), act(), nn.Linear(64, 64)))
+
+        def forward(self, x):
+            return x + scale * self.f(x)
+
+    return nn.ModuleList([Block() for _ in range(depth)])
+
+
+GROWN = ("exploding-gradient", "learning-rate-too-high", "dead-units", "nonfinite-loss", "signal-collapse")
+
+
+@problem("residual-growth", *(f"blocks.{i}" for i in range(20)), also=GROWN)
+def twenty_blocks_added_up(broken):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.head = nn.Linear(64, 64), nn.Linear(64, 10)
+            self.blocks = residual(20, 1.0 if broken else 20**-0.5)
+
+        def forward(self, x):
+            x = self.stem(x)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    net = Net()
+    return classify(net, SGD(net.parameters(), 0.02, momentum=0.9), 100)
+
+
+@problem(
+    "residual-growth",
+    *(f"branches.{i}.0" for i in range(16)),
+    *(f"branches.{i}" for i in range(16)),
+    "head",
+    also=GROWN,
+)
+def sums_in_the_model_itself(broken):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            branch = [
+                he(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)))
+                for _ in range(16)
+            ]
+            self.stem, self.branches, self.head = (
+                nn.Conv2d(1, 16, 3, padding=1),
+                nn.ModuleList(branch),
+                nn.Linear(1024, 10),
+            )
+
+        def forward(self, x):
+            x = self.stem(x)
+            for branch in self.branches:
+                x = x + branch(x) * (1.0 if broken else 0.25)
+            return self.head(x.flatten(1))
+
+    net = Net()
+    return classify(net, SGD(net.parameters(), 0.01, momentum=0.9), 60, image=True)
+
+
+@healthy
+def unscaled_blocks_under_a_last_norm():
+    net = nn.Sequential(*residual(8, 1.0), nn.LayerNorm(64), nn.Linear(64, 10))
+    return classify(net, Adam(net.parameters(), 1e-3), 100)
+
+
+@healthy
+def group_norm_of_pairs_that_learns():
+    net = nn.Sequential(nn.Linear(64, 64), nn.GroupNorm(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    return classify(net, Adam(net.parameters(), 3e-3), 120)
+
+
+@healthy
+def logits_behind_batch_norm():
+    net = nn.Sequential(*mlp(2), nn.BatchNorm1d(10))
+    return classify(net, Adam(net.parameters(), 3e-3), 150)
+
+
+@healthy
+def decoder_that_ends_in_batch_norm():
+    x, _ = digits()
+    net = nn.Sequential(*mlp(1, 32, ends=(64, 12)), *mlp(1, 32, ends=(12, 64)), nn.BatchNorm1d(64))
+    return Setup(net, Adam(net.parameters(), 3e-3), passes(x, x), squared_error, 250)

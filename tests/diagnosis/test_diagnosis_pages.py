@@ -10,13 +10,17 @@ from trimtab.diagnosis import batch_norms, batches_alike, evaluation, first_step
 from trimtab.diagnosis.rules import (
     clipping_dominates,
     dead_units,
+    degenerate_normalization,
     exploding_gradient,
     frozen_parameters,
     learning_rate_too_high,
     learning_rate_too_low,
     missing_zero_grad,
     nonfinite_loss,
+    norm_placement,
+    norm_precision,
     padding_in_batch_stats,
+    residual_growth,
     saturated_units,
     signal_collapse,
     small_batch_batchnorm,
@@ -64,6 +68,8 @@ NUMBERS = [
     ("dead-units", percent(dead_units.ALL)),
     ("dead-units", percent(dead_units.MANY)),
     ("dead-units", before("looks", dead_units.ENOUGH)),
+    ("degenerate-normalization", after("take", degenerate_normalization.TAKEN)),
+    ("degenerate-normalization", after("takes", degenerate_normalization.TAKEN_BY_RMS)),
     ("exploding-gradient", tenfold(exploding_gradient.GROWS)),
     ("exploding-gradient", plain(exploding_gradient.LARGE_STEP)),
     ("exploding-gradient", before("times", exploding_gradient.WORSE)),
@@ -91,6 +97,31 @@ NUMBERS = [
     ("padding-in-batch-stats", before("times", padding_in_batch_stats.SPREAD)),
     ("padding-in-batch-stats", before("standard deviations", padding_in_batch_stats.LARGE_OFFSET)),
     ("padding-in-batch-stats", before("times", padding_in_batch_stats.LARGE_SPREAD)),
+    ("norm-placement", after("a share of", norm_placement.FLOOR)),
+    ("norm-placement", after("from", norm_placement.HIGH)),
+    ("norm-placement", before("values", norm_placement.FEW)),
+    ("norm-placement", before("norms", norm_placement.DEEP)),
+    ("norm-placement", after("rate of at least", norm_placement.WARM)),
+    ("norm-placement", plain(norm_placement.REASON) + " in the median"),
+    ("norm-placement", after("below", norm_placement.COLLAPSED)),
+    ("norm-placement", after("more than", norm_placement.LIVELY)),
+    ("norm-placement", after("less than", signal_collapse.ALIVE)),
+    ("norm-placement", after("step", signal_collapse.SETTLED)),
+    ("norm-placement", percent(learning_rate_too_low.GAINED)),
+    ("norm-placement", after("after", learning_rate_too_low.LONG)),
+    ("norm-precision", f"{norm_precision.SMALLEST:.0e}"),
+    ("norm-precision", plain(norm_precision.LARGEST)),
+    ("norm-precision", plain(norm_precision.ROOT)),
+    ("norm-precision", after("under", norm_precision.WEAK)),
+    ("norm-precision", after("of under", norm_precision.NOTHING)),
+    ("norm-precision", before("recorded steps", norm_precision.ENOUGH)),
+    ("norm-precision", after("step", norm_precision.SETTLED)),
+    ("norm-precision", after("stop a share of", norm_precision.STUCK)),
+    ("norm-precision", power(nonfinite_loss.OVERFLOW)),
+    ("residual-growth", before("sums in a row", residual_growth.BLOCKS)),
+    ("residual-growth", f"({flow.SCATTER:g} + {residual_growth.LINEAR:g}) / 4n"),
+    ("residual-growth", before("times", exploding_gradient.WORSE)),
+    ("residual-growth", after("more than", exploding_gradient.LARGE_STEP)),
     ("saturated-units", plain(saturated_units.SHARE)),
     ("saturated-units", before("steps", saturated_units.EARLY)),
     ("saturated-units", f"q = {saturated_units.EXPECTED_AT:g}"),
@@ -261,6 +292,46 @@ def test_nonfinite_data_quotes_its_share():
     quoted("nonfinite-data", "every fifth batch")
     spoiled = 1 - (1 - 3 / 400) ** 32
     assert spoiled == pytest.approx(1 / 5, abs=0.02)
+
+
+def test_residual_growth_quotes_the_theory():
+    quoted("residual-growth", "law 4.3e9", "(33)", "(2.677)")
+    assert f"{2.0**32:.1e}" == "4.3e+09"
+    assert pytest.approx(2.677, abs=5e-4) == (1 + 1 / 32) ** 32
+
+
+def test_norm_precision_quotes_what_the_formats_hold():
+    half = torch.finfo(torch.float16)
+    quoted("norm-precision", "3.9 %", "2⁻²⁴")
+    assert half.max == norm_precision.LARGEST
+    assert half.smallest_normal * half.eps == norm_precision.SMALLEST
+    assert torch.tensor([255.0, norm_precision.ROOT]).half().square().isfinite().tolist() == [True, False]
+    for name, bits in norm_precision.BITS.items():
+        assert 2.0 ** (1 - bits) == torch.finfo(getattr(torch, name)).eps
+    assert pytest.approx(0.039, abs=1e-3) == 2.0**-8 / 0.1
+
+
+def test_running_statistics_in_a_short_format_stop_where_the_page_says():
+    kept, goal = torch.ones(1, dtype=torch.bfloat16), 1.5
+    for _ in range(500):
+        kept = kept + (0.1 * (goal - kept.float())).to(torch.bfloat16)
+    short = (goal - float(kept)) / float(kept)
+    assert 0.5 * 2.0**-8 / 0.1 < short <= 2.0**-8 / 0.1
+
+
+@pytest.mark.parametrize("size", [3, 8, 32])
+def test_norm_placement_quotes_what_stays_in_the_loss(size):
+    """The least error of predictions of one mean and spread in every batch, found by drawing batches."""
+    targets = torch.randn(200_000 // size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    means, spreads = targets.mean(1), targets.std(1, correction=0)
+    left = float(means.var() + spreads.var())
+    assert left == pytest.approx(norm_placement._expected_floor(size), rel=0.1)
+    best = means.mean() + spreads.mean() * (targets - means[:, None]) / spreads[:, None]
+    assert float((best - targets).square().mean()) == pytest.approx(left, rel=0.01)
+    assert norm_placement.FLOOR == 1.5 / 30
+    assert norm_placement.HIGH == 1.5 / 6
+    quoted("norm-placement", "3.3 for 20 layers")
+    assert pytest.approx(3.3, abs=0.02) == (1 + 20 / 2) ** 0.5
 
 
 def test_a_rate_just_beyond_the_limit():

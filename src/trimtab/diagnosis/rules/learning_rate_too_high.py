@@ -45,7 +45,7 @@ def find(view: View) -> Iterator[Found]:
     large = float(np.nanmax(jumps)) if len(jumps) and np.isfinite(jumps).any() else 0.0
     diverged = len(grown) > 0 and not (large < LARGE and view.progress.nonfinite is None)
     restless = view.progress.gained < 0.2 and len(jumps) > 0 and float(np.nanmedian(jumps)) > LARGE
-    died = died_in_training(view) if _early_jump(view) > KILLS else None
+    died = died_in_training(view) if early_jump(view) > KILLS else None
     if not diverged and not restless and died is None:
         return
     begins = int(steps[np.isfinite(losses)][grown[0]]) if diverged else 1
@@ -95,8 +95,15 @@ def find(view: View) -> Iterator[Found]:
     )
 
 
-def _early_jump(view: View) -> float:
-    """Median relative update of the weights over the first steps."""
+def early_jump(view: View) -> float:
+    """Median relative update of the weights over the first steps.
+
+    Args:
+        view: The record.
+
+    Returns:
+        The number, 0 where no update was seen.
+    """
     found = [relative_updates(layer)[:EARLY] for layer in view.layers if len(layer.updates)]
     values = np.concatenate(found) if found else np.zeros(0)
     values = values[np.isfinite(values) & (values > 0)]

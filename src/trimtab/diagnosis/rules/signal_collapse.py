@@ -45,7 +45,7 @@ def find(view: View) -> Iterator[Found]:
 def _constant(view: View, model: int) -> Iterator[Found]:
     links = links_of(view.record, model)
     order = list(links)
-    dead = [name for name in order if _is_constant(view.units(model, name)) or _is_flattened(view, model, name)]
+    dead = [name for name in order if _is_constant(view.units(model, name)) or is_flattened(view, model, name)]
     if not dead:
         return
     origin = next((name for name in dead if _input_varies(view, model, name, links, dead)), None)
@@ -166,8 +166,17 @@ def _is_constant(units: list[Units]) -> bool:
     return len(settled) >= ENOUGH and all(u.units > 0 and (u.constant == u.units or u.signal <= SAME) for u in settled)
 
 
-def _is_flattened(view: View, model: int, name: str) -> bool:
-    """Whether a norm's output varies by far less than its gain: it makes every variance 1, but for one value and its rounding."""
+def is_flattened(view: View, model: int, name: str) -> bool:
+    """Whether a norm's output varies by far less than its gain: it makes every variance 1, but for one value and its rounding.
+
+    Args:
+        view: The record.
+        model: Index of the model.
+        name: The norm, or a call of it.
+
+    Returns:
+        True where that was so at every look after the first updates.
+    """
     output = view.series(model, name, "output")
     settled = [u for u in view.units(model, name) if u.step >= SETTLED]
     if not is_norm(view.class_of(model, name)) or output is None or len(settled) < ENOUGH:
@@ -181,7 +190,7 @@ def _is_flattened(view: View, model: int, name: str) -> bool:
 def _was_constant(view: View, model: int, name: str) -> bool:
     """Whether the first look found it constant too: what still varied then has collapsed in training, by what came before."""
     first = view.units(model, name)[0]
-    return first.constant == first.units or first.signal <= SAME or _is_flattened(view, model, name)
+    return first.constant == first.units or first.signal <= SAME or is_flattened(view, model, name)
 
 
 def _input_varies(view: View, model: int, name: str, links: dict[str, dict[str, object]], dead: list[str]) -> bool:
@@ -193,7 +202,7 @@ def _input_varies(view: View, model: int, name: str, links: dict[str, dict[str, 
     if any(source in dead for source in sources):
         return False
     before = [share for share in (_late_signal(view.units(model, source)) for source in sources) if share is not None]
-    if _is_flattened(view, model, name):
+    if is_flattened(view, model, name):
         return bool(before) and max(before) > ALIVE
     return bool(before) and max(before) > DROP * max(_late_signal(view.units(model, name)) or 0.0, 1e-12)
 
