@@ -1296,7 +1296,7 @@ def eps_above_the_variance(broken):
     return Setup(net, SGD(net.parameters(), 0.1), passes(x / 100, y), cross_entropy, 100)
 
 
-@problem("norm-placement", "5", also=("learning-rate-too-high",))
+@problem("norm-placement", "5", also=("learning-rate-too-high", "small-batch-batchnorm"))
 def batch_norm_scales_the_answer(broken):
     x, _ = table("diabetes")
     target = (x[:, 2] * x[:, 8] + x[:, 3])[:, None]

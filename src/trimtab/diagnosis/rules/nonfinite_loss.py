@@ -8,7 +8,7 @@ import numpy as np
 from trimtab._messages import say
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.view import View
-from trimtab.recording import Kind
+from trimtab.recording import COLUMNS, Kind
 from trimtab.report import Evidence, Finding, Repair
 
 OVERFLOW = 1e18
@@ -172,13 +172,10 @@ def _in_step(view: View, step: int) -> tuple[tuple[str, ...], str] | None:
 
 
 def _broken(view: View, kind: Kind, step: int) -> list[tuple[int, str]]:
-    found = []
-    for site in view.sites(kind):
-        series = view.record.series(site)
-        at = np.flatnonzero(series.steps == step)
-        if len(at) and series.nonfinite[at[0]] > 0:
-            found.append((site.model, site.name))
-    return found
+    """Model and name of the sites of a kind that were not finite at a step."""
+    at = np.flatnonzero(view.record.steps == step)
+    bad = view.record.readings[at, :, COLUMNS.index("nonfinite")].max(0, initial=0.0)
+    return [(site.model, site.name) for site in view.sites(kind) if bad[site.index] > 0]
 
 
 def _largest_before(view: View, step: int) -> float:
