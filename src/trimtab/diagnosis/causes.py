@@ -3,6 +3,7 @@
 Origin before propagation, start before training, data before model, loop before optimizer.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -17,6 +18,8 @@ RANK = (
     "unscaled-inputs",
     "unscaled-targets",
     "symmetric-init",
+    "excessive-weight-decay",
+    "decayed-norm-parameters",
     "signal-collapse",
     "dead-units",
     "saturated-units",
@@ -67,6 +70,23 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "signal-collapse",
     }),
     "symmetric-init": frozenset({"signal-collapse", "vanishing-gradient", "dead-units", "learning-rate-too-low"}),
+    "excessive-weight-decay": frozenset({
+        "decayed-norm-parameters",
+        "signal-collapse",
+        "dead-units",
+        "saturated-units",
+        "exploding-gradient",
+        "vanishing-gradient",
+        "learning-rate-too-high",
+        "learning-rate-too-low",
+    }),
+    "decayed-norm-parameters": frozenset({
+        "signal-collapse",
+        "dead-units",
+        "vanishing-gradient",
+        "learning-rate-too-high",
+        "learning-rate-too-low",
+    }),
     "signal-collapse": frozenset({"dead-units", "vanishing-gradient", "frozen-parameters", "learning-rate-too-low"}),
     "dead-units": frozenset({"vanishing-gradient", "learning-rate-too-low"}),
     "saturated-units": frozenset({
@@ -91,6 +111,10 @@ LATER = {
     ("learning-rate-too-high", "exploding-gradient"),
     ("learning-rate-too-high", "signal-collapse"),
     ("learning-rate-too-high", "vanishing-gradient"),
+    *itertools.product(
+        ("signal-collapse", "dead-units", "saturated-units", "vanishing-gradient", "learning-rate-too-high"),
+        ("excessive-weight-decay", "decayed-norm-parameters"),  # what gets no gradient is left to the decay
+    ),
 }
 """Cause and effect where the effect came after the cause in training, or lies behind it: its `begins` decides."""
 

@@ -6,7 +6,9 @@ from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.rules import (
     clipping_dominates,
     dead_units,
+    decayed_norm_parameters,
     double_softmax,
+    excessive_weight_decay,
     exploding_gradient,
     frozen_parameters,
     learning_rate_too_high,
@@ -33,6 +35,8 @@ RULES: tuple[Callable[[View], Iterator[Found]], ...] = (
     unscaled_inputs.find,
     unscaled_targets.find,
     symmetric_init.find,
+    excessive_weight_decay.find,
+    decayed_norm_parameters.find,
     signal_collapse.find,
     dead_units.find,
     saturated_units.find,
