@@ -23,6 +23,9 @@ From here on a parameter that nothing holds is halved within 700 steps."""
 GUESSING = 0.2
 """Share of the loss that may be gone for a run to count as one that still guesses, or guesses again."""
 
+FITS = 0.8
+"""Share of the loss that is gone in a run that shrunken weights or gains have not hurt."""
+
 CLIMB = 0.1
 """Share of the first loss by which the last lies above the best before a run counts as one that lost what it had learned."""
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trimtab._messages import say
-from trimtab.diagnosis.decay import GUESSING, USUAL, Pull, climbed, pull_on
+from trimtab.diagnosis.decay import FITS, GUESSING, USUAL, Pull, climbed, pull_on
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.layers import is_norm
 from trimtab.diagnosis.view import View
@@ -16,6 +16,9 @@ from trimtab.report import Evidence, Finding, Repair, Severity
 SHRUNK = 0.3
 """What is left of the median gain, as measured and by the decay alone: a third is still far from where the next norm's eps and the
 shifts outweigh the signal, and gains that the loss holds stay above."""
+
+GONE = 0.1
+"""The same where the run neither guesses nor has lost anything, but is left with a fifth of its loss."""
 
 SPLIT = """\
 decayed = [p for p in model.parameters() if p.ndim >= 2]
@@ -41,13 +44,16 @@ class Gain(NamedTuple):
 def find(view: View) -> Iterator[Found]:
     """Gains that have shrunk as far as the decay alone takes them, in a run that does not learn or loses what it had learned."""
     lost = climbed(view)
-    if view.progress.nonfinite is not None or not (lost or view.progress.gained < GUESSING):
+    gained = view.progress.gained
+    if view.progress.nonfinite is not None or not (lost or gained < FITS):
         return
     gains = [gain for gain in _gains(view) if gain.pull.usual >= USUAL and gain.pull.left[-1] < SHRUNK]
     shrunk = [gain for gain in gains if gain.left < SHRUNK]
     if not shrunk or 2 * len(shrunk) < len(gains):
         return
     left = float(np.median([gain.left for gain in shrunk]))
+    if not lost and gained >= GUESSING and left > GONE:
+        return
     alone = float(np.median([gain.pull.left[-1] for gain in shrunk]))
     pull = max((gain.pull for gain in shrunk), key=lambda pull: pull.usual)
     severity: Severity = "warning" if view.learned else "error"

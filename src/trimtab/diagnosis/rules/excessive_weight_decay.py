@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trimtab._messages import say
-from trimtab.diagnosis.decay import GUESSING, USUAL, Pull, climbed, pull_on
+from trimtab.diagnosis.decay import FITS, GUESSING, USUAL, Pull, climbed, pull_on
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.layers import Layer, is_norm, links_of
 from trimtab.diagnosis.view import View, relative_updates
@@ -17,9 +17,6 @@ ANGLE = 0.05
 """Angle by which a step turns a weight whose scale the next norm undoes, momentum's carrying on included: sqrt(2 pull) in equilibrium,
 0.05 at a pull of 0.00125. Usual runs have 0.01 to 0.03."""
 
-FITS = 0.8
-"""Share of the loss that is gone in a run that such an angle has not hurt."""
-
 AGREES = 2.5
 """By how much the measured angle may differ from the equilibrium's: the law is for many dimensions, small angles and a steady gradient."""
 
@@ -28,6 +25,12 @@ SHRUNK = 0.5
 
 STRONG = 1e-2
 """Pull at a step before the decay is to blame where a part of the loss is gone: on noisy targets a strong decay may be right."""
+
+HARD = 2e-2
+"""The same where the weights have not shrunk: a pull that a gradient of usual size cannot give back beside its own work."""
+
+WHOLE = 1.0
+"""The share below, where gradient and decay cancel: what is left of the step is less than the decay's part of it."""
 
 SHARE = 0.3
 """Size of the decay's part of the update over the whole update (under Adam: of the decay over the gradient). A part that leads is at 1,
@@ -77,6 +80,8 @@ def find(view: View) -> Iterator[Found]:
         yield _found(view, turned, _turning(turned))
     elif not view.learned and _vanish(view, decayed):
         yield _found(view, decayed, _vanishing(view, decayed))
+    elif view.progress.gained < FITS and _cancel(view, decayed):
+        yield _found(view, decayed, _cancelling(view, decayed))
 
 
 def _decayed(view: View) -> Iterator[Decayed]:
@@ -112,6 +117,17 @@ def _vanish(view: View, decayed: list[Decayed]) -> bool:
     shrunk = _median(d.left for d in decayed) < SHRUNK and _median(d.pull.left[-1] for d in decayed) < SHRUNK
     enough = USUAL if view.progress.gained < GUESSING else STRONG
     return shrunk and share >= SHARE and _median(d.pull.usual for d in decayed) >= enough
+
+
+def _cancel(view: View, decayed: list[Decayed]) -> bool:
+    """Whether the gradient is spent on holding the weights against a hard pull."""
+    if (
+        not decayed
+        or _median(d.pull.usual for d in decayed) < HARD
+        or _median(d.pull.left[-1] for d in decayed) >= SHRUNK
+    ):
+        return False
+    return _median(_share(view, d) for d in decayed) >= WHOLE
 
 
 def _share(view: View, decayed: Decayed) -> float:
@@ -175,6 +191,18 @@ def _turning(decayed: list[Decayed]) -> tuple[str, list[Evidence]]:
     ]
 
 
+def _cancelling(view: View, decayed: list[Decayed]) -> tuple[str, list[Evidence]]:
+    pull = _strongest(decayed)
+    summary = say(
+        "A weight decay of {decay:g} takes {pull:.2g} of each weight away at every step. The gradient is spent on giving it back: weights can get no larger, with "
+        "{rest:.0%} of the loss still there.",
+        decay=pull.decay,
+        pull=pull.usual,
+        rest=1 - max(view.progress.gained, 0.0),
+    )
+    return summary, [_part(view, decayed)]
+
+
 def _vanishing(view: View, decayed: list[Decayed]) -> tuple[str, list[Evidence]]:
     pull = _strongest(decayed)
     left = _median(d.left for d in decayed)
@@ -185,12 +213,14 @@ def _vanishing(view: View, decayed: list[Decayed]) -> tuple[str, list[Evidence]]
         pull=pull.usual,
         left=left,
     )
+    return summary, [_part(view, decayed)]
+
+
+def _part(view: View, decayed: list[Decayed]) -> Evidence:
     share = _median(_share(view, d) for d in decayed)
-    if pull.coupled:
-        evidence = Evidence(say("size of the decay over that of the gradient, a step"), share, 0.01, SHARE)
-    else:
-        evidence = Evidence(say("size of the decay's part of an update over the whole"), share, 0.01, SHARE)
-    return summary, [evidence]
+    if decayed[0].pull.coupled:
+        return Evidence(say("size of the decay over that of the gradient, a step"), share, 0.01, SHARE)
+    return Evidence(say("size of the decay's part of an update over the whole"), share, 0.01, SHARE)
 
 
 def _strongest(decayed: list[Decayed]) -> Pull:
