@@ -23,9 +23,8 @@ GONE = 0.1
 SPLIT = """\
 decayed = [p for p in model.parameters() if p.ndim >= 2]
 kept = [p for p in model.parameters() if p.ndim < 2]  # gains and biases
-optimizer = {optimizer}(
-    [{{"params": decayed}}, {{"params": kept, "weight_decay": 0.0}}], lr={rate:g}, weight_decay={decay:g}
-)"""
+groups = [{{"params": decayed, "weight_decay": {decay:g}}}, {{"params": kept, "weight_decay": 0.0}}]
+optimizer = {optimizer}(groups, lr={rate:g})"""
 
 
 class Gain(NamedTuple):
