@@ -86,6 +86,7 @@ class Made:
         self.units, self.channels = {}, {}
         self.uncleared = [[] for _ in range(steps)]
         self.optimizer = optimizer
+        self.settings = {"lr": 0.1}
 
     @staticmethod
     def _module(cls, parameters=(), leaf=True):
@@ -138,7 +139,7 @@ class Made:
             }],
             "optimizers": [{
                 "label": "", "class": self.optimizer, "bases": [self.optimizer, "Optimizer", "object"],
-                "groups": [{"settings": {"lr": 0.1}, "parameters": list(self.parameters)}],
+                "groups": [{"settings": self.settings, "parameters": list(self.parameters)}],
             }],
         })  # fmt: skip
         store.commit(

@@ -1431,3 +1431,85 @@ def decoder_that_ends_in_batch_norm():
     x, _ = digits()
     net = nn.Sequential(*mlp(1, 32, ends=(64, 12)), *mlp(1, 32, ends=(12, 64)), nn.BatchNorm1d(64))
     return Setup(net, Adam(net.parameters(), 3e-3), passes(x, x), squared_error, 250)
+
+
+# Weight decay --------------------------------------------------------------------------------------------------------
+
+
+def in_groups(net, chosen, decay, make, **settings):
+    """An optimizer with a decay of its own for the parameters that are chosen by module and name; the others have none."""
+    picked = [p for module in net.modules() for name, p in module.named_parameters(recurse=False) if chosen(module, p)]
+    known = {id(p) for p in picked}
+    others = [p for p in net.parameters() if id(p) not in known]
+    return make([{"params": picked, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}], **settings)
+
+
+def is_batch_norm(module, parameter):
+    return isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d))
+
+
+def is_matrix(module, parameter):
+    return parameter.ndim > 1 and parameter.shape[0] > 10
+
+
+def plain_with_norms(depth=9, width=40):
+    body, wide = [], 64
+    for _ in range(depth):
+        body += [nn.Linear(wide, width), nn.BatchNorm1d(width), nn.ReLU()]
+        wide = width
+    return nn.Sequential(*body, nn.Linear(width, 10))
+
+
+GAINS_GONE = ("signal-collapse", "dead-units", "vanishing-gradient")
+
+
+@problem("decayed-norm-parameters", "optimizer", also=GAINS_GONE)
+def gains_decayed_by_momentum(broken):
+    net = plain_with_norms()
+    optimizer = in_groups(net, is_batch_norm, 0.5 if broken else 0.0, SGD, lr=0.04, momentum=0.9)
+    return classify(net, optimizer, 250)
+
+
+@problem("decayed-norm-parameters", "optimizer", also=GAINS_GONE, slow=True)
+def gains_decayed_beside_the_gradient(broken):
+    net = plain_with_norms(11)
+    optimizer = in_groups(net, is_batch_norm, 20.0 if broken else 0.01, AdamW, lr=4e-3)
+    return classify(net, optimizer, 350)
+
+
+@problem("excessive-weight-decay", "optimizer", also=("learning-rate-too-high",))
+def decay_turns_convolutions(broken):
+    net = cnn(4, norm=True)
+    optimizer = in_groups(net, is_matrix, 2.0 if broken else 2e-3, SGD, lr=0.05, momentum=0.5)
+    return classify(net, optimizer, 200, image=True)
+
+
+@problem("excessive-weight-decay", "optimizer", also=(*GAINS_GONE, "learning-rate-too-high"))
+def decay_in_the_gradient_under_adam(broken):
+    net = mlp(3, 48, nn.GELU)
+    return classify(net, Adam(net.parameters(), 3e-3, weight_decay=0.2 if broken else 1e-4), 200)
+
+
+@problem("excessive-weight-decay", "optimizer", also=GAINS_GONE)
+def decay_of_a_whole_number(broken):
+    net = mlp(2, 48, nn.Tanh, ends=(10, 1))
+    return regress(net, AdamW(net.parameters(), 5e-3, weight_decay=20.0 if broken else 0.05), 400)
+
+
+@healthy
+def a_strong_decay_of_everything():
+    net = cnn(4, norm=True)
+    optimizer = SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=5e-3)
+    return classify(net, optimizer, 250, image=True)
+
+
+@healthy
+def decay_of_a_noisy_regression():
+    net = nn.Linear(10, 1)
+    return regress(net, SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=1e-2), 400)
+
+
+@healthy_and_slow
+def decay_of_gains_in_a_deep_net():
+    net = plain_with_norms()
+    return classify(net, AdamW(net.parameters(), 2e-3, weight_decay=0.1), 300)

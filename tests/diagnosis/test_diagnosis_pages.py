@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab.diagnosis import batch_norms, batches_alike, evaluation, first_step, flow, fresh, view
+from trimtab.diagnosis import batch_norms, batches_alike, decay, evaluation, first_step, flow, fresh, view
 from trimtab.diagnosis.rules import (
     clipping_dominates,
     dead_units,
+    decayed_norm_parameters,
     degenerate_normalization,
+    excessive_weight_decay,
     exploding_gradient,
     frozen_parameters,
     learning_rate_too_high,
@@ -70,6 +72,23 @@ NUMBERS = [
     ("dead-units", before("looks", dead_units.ENOUGH)),
     ("degenerate-normalization", after("take", degenerate_normalization.TAKEN)),
     ("degenerate-normalization", after("takes", degenerate_normalization.TAKEN_BY_RMS)),
+    ("decayed-norm-parameters", before("is left", decayed_norm_parameters.SHRUNK)),
+    ("decayed-norm-parameters", f"under {decayed_norm_parameters.GONE:g} of the median gain"),
+    ("decayed-norm-parameters", after("at least", decay.USUAL)),
+    ("decayed-norm-parameters", percent(decay.GUESSING)),
+    ("decayed-norm-parameters", percent(decay.FITS)),
+    ("decayed-norm-parameters", percent(decay.CLIMB)),
+    ("excessive-weight-decay", f"{excessive_weight_decay.ANGLE:g} rad"),
+    ("excessive-weight-decay", before("times", excessive_weight_decay.AGREES)),
+    ("excessive-weight-decay", after("under", excessive_weight_decay.SHRUNK)),
+    ("excessive-weight-decay", before("of the update", excessive_weight_decay.SHARE)),
+    ("excessive-weight-decay", before("where", excessive_weight_decay.STRONG)),
+    ("excessive-weight-decay", after("at least", excessive_weight_decay.HARD)),
+    ("excessive-weight-decay", before("time", excessive_weight_decay.WHOLE)),
+    ("excessive-weight-decay", after("at least", decay.USUAL)),
+    ("excessive-weight-decay", percent(decay.GUESSING)),
+    ("excessive-weight-decay", percent(decay.FITS)),
+    ("excessive-weight-decay", percent(decay.CLIMB)),
     ("exploding-gradient", tenfold(exploding_gradient.GROWS)),
     ("exploding-gradient", plain(exploding_gradient.LARGE_STEP)),
     ("exploding-gradient", before("times", exploding_gradient.WORSE)),
@@ -345,3 +364,30 @@ def test_a_bias_far_below_zero():
 
     quoted("dead-units", "Φ(-12)", "2e-33")
     assert f"{norm.cdf(-12):.0e}" == "2e-33"
+
+
+def test_the_angle_of_the_equilibrium():
+    """Gradients at right angles to a weight, as before a norm: growth by the steps against the decay's pull."""
+    quoted("excessive-weight-decay", "0.45 rad", "0.014 rad", "0.03156", "0.03162")
+    assert f"{(2 * 0.1) ** 0.5:.2f}" == "0.45"
+    assert f"{(2 * 1e-4) ** 0.5:.3f}" == "0.014"
+    generator, w = np.random.default_rng(0), np.ones(400) / 20
+    rate, shrink = 0.05, 0.01
+    for momentum in (0.0, 0.9):
+        buffer, angles = np.zeros(400), []
+        for _ in range(3000):
+            g = generator.normal(size=400)
+            g -= w * (w @ g) / (w @ w)
+            g /= np.linalg.norm(w)  # of a function that does not depend on the size
+            buffer = momentum * buffer + g + shrink * w
+            after = w - rate * buffer
+            angles.append(np.arccos(w @ after / np.linalg.norm(w) / np.linalg.norm(after)))
+            w = after
+        law = (2 * rate * shrink / (1 + momentum)) ** 0.5
+        assert np.mean(angles[-500:]) == pytest.approx(law, rel=0.05)
+
+
+def test_what_a_decay_leaves_of_a_gain():
+    quoted("decayed-norm-parameters", "0.11 after 72 steps", "1.1e-4 after 300")
+    assert f"{(1 - 0.03) ** 72:.2f}" == "0.11"
+    assert f"{(1 - 0.03) ** 300:.1e}" == "1.1e-04"

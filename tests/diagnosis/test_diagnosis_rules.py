@@ -10,7 +10,9 @@ from trimtab.diagnosis.rules import (
     RULES,
     clipping_dominates,
     dead_units,
+    decayed_norm_parameters,
     double_softmax,
+    excessive_weight_decay,
     exploding_gradient,
     frozen_parameters,
     learning_rate_too_high,
@@ -691,3 +693,154 @@ def test_a_gradient_under_a_finite_loss():
 
 def test_parameters_that_were_lost_before():
     assert only(nonfinite_loss, lost(("a.weight", "parameter"), ("a", "output"))).finding.where == ("a.weight",)
+
+
+# excessive-weight-decay, decayed-norm-parameters ----------------------------------------------------------------------
+
+
+def falling(share, steps=30, size=0.1, count=256):
+    """A parameter that loses a share of itself at each step."""
+    return [row(size * (1 - share) ** i, count=count) for i in range(steps)]
+
+
+def decaying(pull=0.1, loss=None, optimizer="SGD", **settings):
+    """Weights that follow a decay with rate 0.1, all of them, and nothing else."""
+    made = Made(loss=stuck() if loss is None else loss, optimizer=optimizer)
+    made.settings = {"lr": 0.1, "weight_decay": pull / 0.1} | settings
+    for name in "abc":
+        made.set(f"{name}.weight", "parameter", falling(pull))
+        made.set(f"{name}.weight", "update", falling(pull, size=0.1 * pull))
+        made.set(f"{name}.weight", "parameter-gradient", row(1e-9, count=256))
+    return made
+
+
+def with_norms(made, share, own="weight"):
+    """A norm behind each layer, with a gain that loses a share of itself at each step."""
+    for name in "abc":
+        norm = f"{name}_norm"
+        made.modules[norm] = made._module("BatchNorm1d", ["weight", "bias"])
+        made.links[norm] = {"operations": [], "sources": [name], "own": "NativeBatchNorm"}
+        made.parameters[f"{norm}.{own}"] = made._parameter(norm, [16])
+        made.set(f"{norm}.{own}", "parameter", falling(share, size=1.0, count=16))
+    return made
+
+
+def test_weights_that_follow_their_decay():
+    finding, begins = only(excessive_weight_decay, decaying())
+    assert (finding.severity, finding.where) == ("error", ("optimizer",))
+    assert evidence(finding, "share of a weight").measured == pytest.approx(0.1)
+    assert evidence(finding, "weights at the end").measured == pytest.approx(0.9**29, rel=1e-6)
+    assert evidence(finding, "size of the decay's part").measured == pytest.approx(1.0)
+    assert begins == 6  # 0.9 ** 7 is the first below a half
+    assert "weight_decay=0.001" in finding.repairs[0].code
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings", "pull"),
+    [
+        ("SGD", {"momentum": 0.9, "weight_decay": 0.1}, 0.1),
+        ("SGD", {"momentum": 0.9, "dampening": 0.9, "weight_decay": 1.0}, 0.1),
+        ("AdamW", {"weight_decay": 1.0, "momentum": 0.9}, 0.1),
+        ("Adam", {"weight_decay": 1.0, "decoupled_weight_decay": True}, 0.1),
+    ],
+)
+def test_the_pull_of_an_optimizer(optimizer, settings, pull):
+    finding = only(excessive_weight_decay, decaying(optimizer=optimizer, **settings)).finding
+    assert evidence(finding, "share of a weight").measured == pytest.approx(pull)
+
+
+def test_a_decay_that_adam_divides_with_the_gradient():
+    made = decaying(optimizer="Adam", weight_decay=0.01, lr=1e-3)
+    pull = 1e-3 * 0.01 / math.hypot(0.01 * 0.1 * 0.9**14.5, 1e-9)
+    finding = only(excessive_weight_decay, with_rate(made, 1e-3)).finding
+    assert evidence(finding, "share of a weight").measured == pytest.approx(pull, rel=0.02)
+    made.set("a.weight", "parameter-gradient", row(1.0, count=256))
+    made.set("b.weight", "parameter-gradient", row(1.0, count=256))
+    assert findings(excessive_weight_decay, with_rate(made, 1e-3)) == []
+
+
+def with_rate(made, rate):
+    """The record of a run with another rate at every step."""
+    record = made.record
+    for info in record.info:
+        info["rates"] = [[rate]]
+    return record
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weight_decay": 0.0},
+        {"weight_decay": 1e-3},
+        {"loss": list(np.geomspace(2.3, 0.3, 30))},
+        {"optimizer": "Adagrad"},
+        {"loss": [2.3] * 20 + [math.nan] * 10},
+    ],
+)
+def test_a_decay_that_is_mild_or_does_no_harm(change):
+    assert findings(excessive_weight_decay, decaying(**change)) == []
+
+
+def test_weights_that_the_gradient_holds():
+    made = decaying()
+    for name in "abc":
+        made.set(f"{name}.weight", "parameter", row(0.1, count=256))
+        made.set(f"{name}.weight", "update", row(0.1 * 0.1 * 2, count=256))
+    assert findings(excessive_weight_decay, made) == []
+    for name in "abc":  # the same pull, and next to no step left of it
+        made.set(f"{name}.weight", "update", row(1e-3, count=256))
+    assert "spent on giving it back" in only(excessive_weight_decay, made).finding.summary
+
+
+@pytest.mark.parametrize(("angle", "said"), [(0.4, True), (0.1, False), (0.04, False), (2.0, False)])
+def test_the_angle_of_weights_before_a_norm(angle, said):
+    made = with_norms(decaying(loss=list(np.geomspace(2.3, 1.1, 30))), 0.0)
+    for name in "abc":
+        made.set(f"{name}.weight", "update", [[256, 0, (angle * r[3]) ** 2 * 256, 1, 1, 0, 0] for r in falling(0.1)])
+    found = [f for f in findings(excessive_weight_decay, made) if "angle" in f.finding.evidence[0].name]
+    assert bool(found) == said
+    if said:
+        assert evidence(found[0].finding, "the same, as the decay's equilibrium").expected == pytest.approx(
+            math.sqrt(0.2)
+        )
+
+
+def gains(share=0.1, loss=None, own="weight", decay=1.0):
+    made = Made(loss=stuck() if loss is None else loss)
+    made.settings = {"lr": 0.1, "weight_decay": decay}
+    return with_norms(made, share, own)
+
+
+def test_gains_that_follow_their_decay():
+    finding, begins = only(decayed_norm_parameters, gains())
+    assert (finding.severity, finding.where, begins) == ("error", ("optimizer",), 6)
+    assert evidence(finding, "gains of the norms").measured == pytest.approx(0.9**29, rel=1e-6)
+    assert evidence(finding, "the same, as decay alone").expected == pytest.approx(0.9**30, rel=1e-6)
+    assert "p.ndim < 2" in finding.repairs[0].code
+
+
+def test_gains_of_a_run_that_loses_what_it_had_learned():
+    climbing = [2.3] * 5 + [0.5] * 10 + [1.0] * 15
+    assert only(decayed_norm_parameters, gains(loss=climbing)).finding.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"share": 0.0},  # held by the loss
+        {"share": 0.02},
+        {"decay": 1e-3},
+        {"decay": 0.0},
+        {"own": "bias"},
+        {"loss": list(np.geomspace(2.3, 0.3, 30))},
+    ],
+)
+def test_gains_that_stand_or_do_no_harm(change):
+    assert findings(decayed_norm_parameters, gains(**change)) == []
+
+
+def test_gains_that_start_at_zero_are_where_they_belong():
+    made = gains()
+    for name in "abc":
+        made.set(f"{name}_norm.weight", "parameter", row(0.0, count=16))
+    assert findings(decayed_norm_parameters, made) == []

@@ -3,6 +3,7 @@
 Origin before propagation, start before training, data before model, loop before optimizer.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -25,6 +26,8 @@ RANK = (
     "padding-in-batch-stats",
     "stale-running-stats",
     "train-eval-gap",
+    "excessive-weight-decay",
+    "decayed-norm-parameters",
     "signal-collapse",
     "dead-units",
     "saturated-units",
@@ -129,6 +132,23 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "clipping-dominates",
     }),
     "train-eval-gap": frozenset({"learning-rate-too-low"}),
+    "excessive-weight-decay": frozenset({
+        "decayed-norm-parameters",
+        "signal-collapse",
+        "dead-units",
+        "saturated-units",
+        "exploding-gradient",
+        "vanishing-gradient",
+        "learning-rate-too-high",
+        "learning-rate-too-low",
+    }),
+    "decayed-norm-parameters": frozenset({
+        "signal-collapse",
+        "dead-units",
+        "vanishing-gradient",
+        "learning-rate-too-high",
+        "learning-rate-too-low",
+    }),
     "signal-collapse": frozenset({"dead-units", "vanishing-gradient", "frozen-parameters", "learning-rate-too-low"}),
     "dead-units": frozenset({"vanishing-gradient", "learning-rate-too-low"}),
     "saturated-units": frozenset({
@@ -155,6 +175,10 @@ LATER = {
     ("learning-rate-too-high", "vanishing-gradient"),
     ("learning-rate-too-high", "norm-precision"),
     ("exploding-gradient", "norm-precision"),
+    *itertools.product(
+        ("signal-collapse", "dead-units", "saturated-units", "vanishing-gradient", "learning-rate-too-high"),
+        ("excessive-weight-decay", "decayed-norm-parameters"),  # what gets no gradient is left to the decay
+    ),
 }
 """Cause and effect where the effect came after the cause in training, or lies behind it: its `begins` decides."""
 

@@ -49,7 +49,9 @@ def find(view: View) -> Iterator[Found]:
     if not diverged and not restless and died is None:
         return
     begins = int(steps[np.isfinite(losses)][grown[0]]) if diverged else 1
-    starts = max(min(begins - 1, _first_large(view)), 0)  # what such steps broke on the way follows from them
+    starts = _first_large(view)  # what such steps broke on the way follows from them
+    if diverged or died is not None:
+        starts = max(min(begins - 1, starts), 0)
     largest = float(np.abs(finite).max())
     nonfinite = view.progress.nonfinite
     evidence = [
