@@ -34,7 +34,7 @@ def plan_batch_norm(model: nn.Module, wiring: Wiring, name: str) -> Plan:
     wire = wire_of(model, wiring, name)
     if not wire.alone:
         raise Refused(
-            f"{name} is called with more than one argument: what would stand in its place has no use for a mask"
+            f"{name} is called with a keyword or more than one argument: what would stand in its place has no use for a mask"
         )
     try:
         return _into_previous(model, wiring, name, wire.source, scale, shift)
