@@ -82,6 +82,9 @@ class FeedForward(nn.Module):
         return self.fc2(self.dropout(hidden.relu_() if in_place else self.activation(hidden)))  # type: ignore[no-any-return]
 
 
+_LAST: dict[type[nn.Module], str] = {Attention: "out_proj", FeedForward: "fc2"}
+
+
 class _Block(Residual):
     """A `Residual` that adds in place where nothing else holds what its branch, attention or feed-forward, has returned."""
 
@@ -91,9 +94,6 @@ class _Block(Residual):
         if plain and last is not None and is_ours(getattr(branch, last), branch, self.dropout):
             return added.add_(x, alpha=1.0 if self.skip_scale is None else self.skip_scale)
         return super()._sum(x, added)
-
-
-_LAST: dict[type[nn.Module], str] = {Attention: "out_proj", FeedForward: "fc2"}
 
 
 class TransformerLayer(nn.Module):
