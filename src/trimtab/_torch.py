@@ -5,6 +5,7 @@
 - `torch._C._len_torch_dispatch_stack`: number of dispatch modes that see each operation (fake tensors, `make_fx`).
 - `torch._C._is_tracing`: whether `torch.jit.trace` is writing operations down.
 - `Module._forward_hooks`, `._forward_pre_hooks`, and the two for the backward pass: a module's hooks by number.
+- `torch.nn.modules.module._has_any_global_hook`: whether there are hooks of all modules.
 - `Module._is_replica`: set on the copies that `DataParallel` makes for each device.
 - `Node._sequence_nr`: the number autograd gave an operation when it ran.
 - `torch.autograd.backward`: the one Python function behind `Tensor.backward`; it is wrapped while somebody listens.
@@ -26,6 +27,7 @@ __all__ = [
     "force_eager",
     "forward_hooks",
     "functorch_is_active",
+    "has_global_hooks",
     "has_hooks",
     "in_backward",
     "is_replica",
@@ -64,6 +66,11 @@ def forward_hooks(module: torch.nn.Module) -> tuple[Callable[..., Any], ...]:
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether anything is called before or after a module's own forward or backward."""
     return bool(forward_hooks(module) or module._backward_hooks or module._backward_pre_hooks)
+
+
+def has_global_hooks() -> bool:
+    """Whether something is called before or after the forward or backward of every module there is."""
+    return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def is_replica(module: torch.nn.Module) -> bool:

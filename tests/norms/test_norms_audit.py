@@ -112,6 +112,7 @@ def test_too_few_elements(norm, shape, count, text):
     assert (fact.module, fact.value) == ("0", count)
     assert re.search(text, fact.text)
     assert str(shape) in fact.text
+    assert f": {count} value{'' if count == 1 else 's'} per statistic" in fact.text
 
 
 @pytest.mark.parametrize(
@@ -410,6 +411,30 @@ def test_a_pass_that_pytorch_stops_is_told_apart_from_a_fault_of_the_model():
 
     with pytest.raises(ValueError, match="of the model's own"):
         audit(Broken(), example=torch.randn(8, 4))
+
+
+# ----------------------------------------------------------------------------------------------------- spectral norms
+
+
+def test_vectors_of_a_spectral_norm_that_lost_their_length_are_told():
+    model = nn.Sequential(nn.Linear(6, 5), nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 3)))
+    assert [fact.value for fact in audit(model, everything=True) if fact.code == "spectral-vectors"] == [
+        pytest.approx(1.0, abs=1e-6)
+    ]
+    assert found(model.bfloat16(), "spectral-vectors") == []
+    model.float().eval()
+    step = model[1].parametrizations.weight[0]
+    true = model[1].weight.norm()
+    step._u.mul_(0.5)
+    step._v.mul_(0.5)
+    fact = one(model, "spectral-vectors")
+    assert (fact.module, fact.value) == ("1", pytest.approx(0.25, rel=1e-2))
+    assert "1.weight: u and v of its spectral norm are 0.5 and 0.5 long" in fact.text
+    assert (model[1].weight.norm() / true).item() == pytest.approx(1.0 / 0.25, rel=1e-2)  # what it tells of
+    model.train()[1](torch.randn(1, 3, 4, 4))
+    assert found(model, "spectral-vectors") == []
+    step._u.fill_(torch.nan)
+    assert one(model, "spectral-vectors").module == "1"
 
 
 # ------------------------------------------------------------------------------------------------------------- errors

@@ -800,3 +800,22 @@ def test_kinds_choose():
     model = trained(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.LayerNorm(8), nn.Linear(8, 2))
     for kinds in itertools.combinations(["batch_norm", "affine"], 1):
         assert {pair.kind for pair in fold(model, kinds=kinds).pairs} == set(kinds)
+
+
+class Answering(nn.Module):
+    """Answers with labels, or with nothing at all: no tensor of floating numbers."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.linear, self.norm, self.answer = nn.Linear(3, 4), nn.BatchNorm1d(4), answer
+
+    def forward(self, x):
+        return self.answer(self.norm(self.linear(x)))
+
+
+@pytest.mark.parametrize("answer", [lambda y: y.argmax(1), lambda y: None, lambda y: {"label": "cat"}])
+def test_an_output_without_floating_numbers_verifies_nothing(answer):
+    model, x = trained(Answering(answer)), randn(5, 3)
+    with pytest.raises(NormalizationError, match=r"no tensor of floating numbers .*leave example out"):
+        fold(model, x)
+    assert [pair.names for pair in fold(model).pairs] == [("linear", "norm")]

@@ -114,6 +114,24 @@ def test_spectral_norm_of_an_unconverged_state_underestimates():
     assert estimates[2] == pytest.approx(true, rel=1e-9)
 
 
+def test_the_length_of_u_and_v_does_not_count():
+    """Averaged or badly loaded vectors are too short: PyTorch's module makes the weight four times too large of halves."""
+    weight = draw(6, 10, seed=5)
+    u, v = f.spectral_state(weight)
+    for steps in (0, 1):
+        true = f.spectral_norm(weight, u, v, steps)
+        halves = f.spectral_norm(weight, 0.5 * u, 0.5 * v, steps)
+        for ours, expected in zip(halves, true, strict=True):
+            same(ours, expected)
+    module = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(10, 6).double()).eval()
+    step = module.parametrizations.weight[0]
+    with torch.no_grad():
+        module.parametrizations.weight.original.copy_(weight)
+        step._u.copy_(0.5 * u)
+        step._v.copy_(0.5 * v)
+    same(module.weight.detach(), 4.0 * f.spectral_norm(weight, u, v, 0)[0])
+
+
 def test_spectral_state_does_not_change_in_place_and_follows_its_generator():
     weight = draw(4, 5)
     u, v = f.spectral_state(weight, generator=torch.Generator().manual_seed(7))

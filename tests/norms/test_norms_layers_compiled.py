@@ -125,3 +125,6 @@ def test_converting_to_sync_and_freezing_see_batch_norm():
         layers.CheckpointedBatchNorm2d,
     ):
         assert isinstance(kind(3), nn.BatchNorm2d)
+        synced = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(kind(3, momentum=0.3)))
+        assert type(synced[0]) is nn.SyncBatchNorm
+        assert synced[0].momentum == 0.3

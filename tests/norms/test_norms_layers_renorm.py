@@ -13,7 +13,8 @@ NOW = (0, 0, 0)
 
 @pytest.fixture(params=["kernel", "operations"])
 def path(request, monkeypatch):
-    """PyTorch's kernels called with our statistics, and its public operations."""
+    """PyTorch's kernels called with our statistics, also for small inputs, and its public operations."""
+    monkeypatch.setattr(batch_renorm, "_LEAST", 0)
     if request.param == "operations":
         monkeypatch.setattr(batch_renorm, "eager_on_cpu", lambda *_: False)
         monkeypatch.setattr(batch_renorm, "_Renormalized", None)
@@ -100,6 +101,23 @@ def test_gradcheck_and_gradgradcheck(path, monkeypatch):
 
     assert torch.autograd.gradcheck(call, (x, *w))
     assert torch.autograd.gradgradcheck(call, (x, *w))
+
+
+def test_small_inputs_are_looked_at_twice_and_large_ones_once(monkeypatch):
+    calls = []
+    apply = batch_renorm._Renormalized.apply
+    monkeypatch.setattr(
+        batch_renorm._Renormalized, "apply", lambda *given: (calls.append(given[0].shape), apply(*given))[1]
+    )
+    torch.manual_seed(0)
+    found = []
+    for rows in (1, 64):  # the same statistics
+        layer = BatchRenorm1d(8, dtype=F64)
+        found.append(
+            layer(torch.randn(64, 8, 8, generator=torch.Generator().manual_seed(0), dtype=F64).repeat(rows, 1, 1))
+        )
+    assert calls == [(64 * 64, 8, 8)]
+    torch.testing.assert_close(found[1][:64], found[0], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -152,8 +152,10 @@ def test_unbatched_images_and_other_sizes():
 
 def test_nothing_is_wrapped_where_the_mean_is_zero():
     x = images(2)
-    folded = Standardizer(with_mean=False).fit(x).fold_into(nn.Conv2d(CHANNELS, 4, 3, padding=1))
-    assert isinstance(folded, nn.Conv2d)
+    conv, standardizer = nn.Conv2d(CHANNELS, 4, 3, padding=1), Standardizer(with_mean=False).fit(x)
+    folded = standardizer.fold_into(conv)
+    assert type(folded) is nn.Conv2d
+    torch.testing.assert_close(folded(x), conv(standardizer.transform(x)), rtol=1e-12, atol=1e-12)
 
 
 def test_both_ways_of_padding_stay_equal_in_training():

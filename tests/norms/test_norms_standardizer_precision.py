@@ -126,16 +126,45 @@ def test_the_warning_comes_at_one_hundredth_of_the_variance():
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: 1e8 + BASE, lambda: (1e6 + BASE).astype("f4"), lambda: BASE.astype("f4"), lambda: np.full(9, 1e8, "f4")],
+    [lambda: 1e8 + BASE, lambda: (1e6 + BASE).astype("f4"), lambda: BASE.astype("f4")],
 )
 def test_no_warning_where_nothing_was_lost(make):
-    Standardizer().fit(make()[:, None])
+    fitted = Standardizer().fit(make()[:, None])  # every warning is an error here
+    assert fitted.var_[0] == pytest.approx(BASE.var(), rel=0.01)
+
+
+@pytest.mark.parametrize(("mean", "rows"), [(1e8, 1000), (-1e8, 1000), (1e12, 2)])
+def test_one_number_left_of_a_unit_variance_is_told(mean, rows, path):
+    stored = (mean + BASE[:rows, None]).astype(np.float32)
+    assert len(np.unique(stored)) == 1
+    data = np.hstack([BASE[:rows, None].astype(np.float32), stored])
+    fitted = Standardizer()
+    with pytest.warns(
+        LostVarianceWarning, match=r"1 feature\(s\), first number 1: .* If .* not constant before"
+    ) as seen:
+        fitted.partial_fit(data)
+    fitted.partial_fit(data)  # every warning is an error here
+    assert len(seen) == 1
+    assert fitted.constant_.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 255, 4095, 1e6, 6e7, 20261231])
+@pytest.mark.parametrize("kind", ["f4", "f8", "i8"])
+def test_ordinary_constants_are_no_reason_to_warn(value, kind, path):
+    assert Standardizer().fit(np.full((100, 1), value, kind)).constant_.all()  # every warning is an error here
+
+
+def test_nor_is_one_value_or_one_that_float64_holds(path):
+    for data in (np.full((1, 1), 1e8, "f4"), np.full((100, 1), 1e8), np.full((100, 1), 4095, "f2")):
+        assert Standardizer().fit(data).constant_.all()
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_half_precision_counts_with_its_own_spacing(kind):
     x = torch.from_numpy(BASE[:4096, None])
     stored = (x + 100).to(kind)
+    with pytest.warns(LostVarianceWarning, match=r"every value is stored as 16384"):
+        Standardizer().fit((torch.from_numpy(BASE[:100, None]) + 16384).to(kind))
     if kind == torch.bfloat16:  # half a unit apart at 100: 2 % of the variance
         with pytest.warns(LostVarianceWarning, match=r"lie 0.5 apart"):
             fitted = Standardizer().fit(stored)
@@ -147,6 +176,7 @@ def test_half_precision_counts_with_its_own_spacing(kind):
 # ---------------------------------------------------------------------------------------------------- constants
 
 
+@pytest.mark.filterwarnings("ignore::trimtab.norms.standardizer.LostVarianceWarning")  # of 1e30
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 @pytest.mark.parametrize("value", [0.0, 0.1, -1 / 3, 1e8 / 3, 1e-30, 1e30, 255.0])
 def test_a_constant_has_no_variance_at_all(value, kind, path):

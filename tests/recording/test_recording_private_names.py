@@ -282,3 +282,12 @@ def test_hooks():
     layer.register_full_backward_hook(lambda module, into, out: None)
     assert _torch.forward_hooks(layer) == ()
     assert _torch.has_hooks(layer)
+    assert not _torch.has_global_hooks()
+    for register in (
+        nn.modules.module.register_module_forward_pre_hook,
+        nn.modules.module.register_module_forward_hook,
+    ):
+        handle = register(lambda *_: None)
+        assert _torch.has_global_hooks()
+        handle.remove()
+    assert not _torch.has_global_hooks()

@@ -10,6 +10,8 @@ from torch.nn.utils import parametrize
 
 from trimtab._torch import has_hooks
 from trimtab.norms.frozen_batch_norm import FrozenBatchNorm
+from trimtab.norms.layers._batch import BatchNormBase
+from trimtab.norms.layers.rms import RMSNorm
 
 BATCH_KINDS = ("batch_norm", "sync_batch_norm", "frozen_batch_norm")
 ROW_KINDS = ("layer_norm", "rms_norm")  # of trailing axes; all others have their channels on axis 1
@@ -28,6 +30,13 @@ _KINDS: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.RMSNorm, "rms_norm"),
 )
 _METHODS = ("forward", "_conv_forward")
+_RANKS: dict[type[nn.Module], int] = {
+    nn.BatchNorm2d: 4,
+    nn.BatchNorm3d: 5,
+    nn.InstanceNorm1d: 3,
+    nn.InstanceNorm2d: 4,
+    nn.InstanceNorm3d: 5,
+}
 
 
 def kind_of(module: nn.Module) -> str | None:
@@ -68,11 +77,27 @@ def why_changed(module: nn.Module, own_class: bool = False) -> str | None:
         return "its parameters are not initialized; run a batch through the lazy layer first"
     if any(p.is_meta for p in module.parameters(recurse=False)):
         return "its parameters are on the meta device and have no values"
-    known = next((b for b in (*LINEAR_MAPS, *(base for base, _ in _KINDS)) if isinstance(module, b)), None)
     if "forward" in module.__dict__:
         return "its forward was replaced"
-    if known is not None and not own_class and _overridden(module, known):
+    if not own_class and _overridden(module):
         return f"{type(module).__name__} has a forward of its own"
+    return None
+
+
+def rank_of(module: nn.Module) -> int | None:
+    """How many axes the inputs of a normalization have, by its class.
+
+    Args:
+        module: A normalization.
+
+    Returns:
+        4 for a BatchNorm2d, also trimtab's and a subclass that checks its input as that does; None where the class leaves
+        it open.
+    """
+    for base, rank in _RANKS.items():
+        if isinstance(module, base):
+            checks = (getattr(kind, "_check_input_dim", None) for kind in (type(module), base))
+            return rank if next(checks) is next(checks) else None
     return None
 
 
@@ -124,6 +149,15 @@ def replace(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
     return model
 
 
-def _overridden(module: nn.Module, known: type[nn.Module]) -> bool:
-    standard = type(module) if type(module).__module__.startswith("torch.nn.") else known
+def _overridden(module: nn.Module) -> bool:
+    """Whether a subclass of somebody else's computes otherwise than the known class that it is derived from."""
+    standard = next((base for base in type(module).__mro__ if _is_known(base)), None)
+    if standard is None or not isinstance(module, (*LINEAR_MAPS, *(base for base, _ in _KINDS))):
+        return False
     return any(getattr(type(module), name, None) is not getattr(standard, name, None) for name in _METHODS)
+
+
+def _is_known(base: type) -> bool:
+    """Whether it is PyTorch's, or one of trimtab's that computes the same: the batch layers in evaluation mode, unmasked."""
+    ours = issubclass(base, (BatchNormBase, FrozenBatchNorm, RMSNorm)) and base.__module__.startswith("trimtab.norms.")
+    return ours or base.__module__.startswith("torch.nn.")

@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trimtab.errors import NormalizationError
 from trimtab.norms._channel_moments import ChannelMoments, channel_moments, merge
+from trimtab.norms.layers.batch_renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -35,6 +36,8 @@ class Pool:
         self._saved = [
             (t, t.detach().clone()) for t in (mean, var, module.num_batches_tracked) if isinstance(t, Tensor)
         ]
+        # Of batch renormalization the count is the clock of its limits, and stays.
+        self._keeps_count = isinstance(module, (BatchRenorm1d, BatchRenorm2d, BatchRenorm3d))
         self.moments: ChannelMoments | None = None
         self.calls = 0
         self._variances = torch.zeros_like(self.old_mean)
@@ -115,8 +118,9 @@ class Pool:
         assert self.moments is not None
         self.running_mean.copy_(self.moments.mean)
         self.running_var.copy_(self.moments.variance)
-        if isinstance(self.module.num_batches_tracked, Tensor):
-            self.module.num_batches_tracked.fill_(self.calls)
+        if isinstance(seen := self.module.num_batches_tracked, Tensor):
+            old = next(value for tensor, value in self._saved if tensor is seen)
+            seen.copy_(old) if self._keeps_count else seen.fill_(self.calls)
 
     def restore(self) -> None:
         """Put the old running statistics back."""

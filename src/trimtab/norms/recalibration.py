@@ -120,7 +120,7 @@ def recalibrate(
 
     The rest of the model is in evaluation mode meanwhile, so that dropout, which is off in evaluation, does not
     enter the statistics. Afterwards every module is in its old mode, the random state is the old one, and
-    `num_batches_tracked` is the number of batches; momentum, weight and bias are untouched. Should anything fail, all
+    `num_batches_tracked` is the number of batches (of batch renormalization, whose limits it opens, the old one); momentum, weight and bias are untouched. Should anything fail, all
     statistics are the old ones. Hooks run, since they may be part of the function; what they have noted in Python objects
     meanwhile is taken back, what they have printed or written to files is not.
 

@@ -169,16 +169,17 @@ class Residual(nn.Module):
             )
         if self.norm_out is not None:
             added = self.norm_out(added)
-        added = self.dropout(added)
-        if self.skip_scale is not None:
-            y = torch.add(added, x, alpha=self.skip_scale)
-        elif self.alpha is not None:
-            y = x + self.alpha * added
-        elif self.branch_scale is not None:
-            y = torch.add(x, added, alpha=self.branch_scale)
-        else:
-            y = x + added
+        y = self._sum(x, self.dropout(added))
         return self.norm(y) if outside and self.norm is not None else y
+
+    def _sum(self, x: Tensor, added: Tensor) -> Tensor:
+        if self.skip_scale is not None:
+            return torch.add(added, x, alpha=self.skip_scale)
+        if self.alpha is not None:
+            return x + self.alpha * added
+        if self.branch_scale is not None:
+            return torch.add(x, added, alpha=self.branch_scale)
+        return x + added
 
 
 def made(norm: Callable[[], nn.Module]) -> nn.Module:

@@ -42,6 +42,7 @@ def audit(
     | buffers-updated-twice | updates, against the other layers' and the optimizer's steps | |
     | decay-on-norm | weight decay on weight or bias | optimizer |
     | bias-before-norm | whether the layer before has a bias without effect; never amiss | |
+    | spectral-vectors | length of u times length of v, by which evaluation takes sigma wrong | |
 
     Nothing of the model is changed: the example runs in evaluation mode, on a copy, and what hooks note is taken back.
 

@@ -1,8 +1,10 @@
-"""Parameters of normalizations and of the layers before them: decay, and biases without effect."""
+"""Parameters of normalizations and of other layers: decay, biases without effect, vectors of spectral normalization."""
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from trimtab.errors import NormalizationError
 from trimtab.norms._kinds import LINEAR_MAPS, kind_of
@@ -10,9 +12,13 @@ from trimtab.norms._passes import copy_of
 from trimtab.norms.auditing._fact import Fact, View, called
 from trimtab.norms.folding._wiring import wire
 
+LARGEST_LENGTH_ERROR = (
+    0.01  # of |u| |v|, and so of the weight in evaluation: above what rounding in half precision makes
+)
+
 
 def parameter_facts(view: View) -> Iterator[Fact]:
-    """Weight decay on norm parameters, and biases that a normalization takes off again.
+    """Weight decay on norm parameters, biases that a normalization takes off again, vectors that lost their length.
 
     Args:
         view: What to look at.
@@ -22,6 +28,7 @@ def parameter_facts(view: View) -> Iterator[Fact]:
     """
     yield from _decay(view)
     yield from _biases(view)
+    yield from _spectral(view)
 
 
 def _decay(view: View) -> Iterator[Fact]:
@@ -65,6 +72,25 @@ def _biases(view: View) -> Iterator[Fact]:
             else ""
         )
         yield Fact("bias-before-norm", name, has, "False", text, False)  # harmless, if of no use
+
+
+def _spectral(view: View) -> Iterator[Fact]:
+    """Yields a fact for each weight under PyTorch's spectral_norm: in evaluation u and v are used at the length they have."""
+    for name, part in view.model.named_modules():
+        for tensor, steps in getattr(part, "parametrizations", {}).items():
+            for step in steps:
+                if not isinstance(step, _SpectralNorm) or not hasattr(step, "_u") or step._u.is_meta:
+                    continue
+                lengths = [float(torch.linalg.vector_norm(vector.double())) for vector in (step._u, step._v)]
+                product = lengths[0] * lengths[1]
+                amiss = not abs(product - 1.0) <= LARGEST_LENGTH_ERROR
+                place = f"{name}.{tensor}" if name else tensor
+                text = (
+                    f"{place}: u and v of its spectral norm are {lengths[0]:.3g} and {lengths[1]:.3g} long, 1 expected"
+                )
+                if amiss:
+                    text += f": evaluation takes sigma {product:.3g} times as large; bring them to length 1, or train a step"
+                yield Fact("spectral-vectors", name, product, "1", text, amiss)
 
 
 def _takes_off_a_constant(norm: nn.Module) -> bool:

@@ -41,7 +41,9 @@ def _elements(view: View, name: str, norm: nn.Module) -> Iterator[Fact]:
     of_batch = kind in BATCH_KINDS
     least = LEAST_OF_A_BATCH if of_batch else LEAST_OF_A_ROW
     shape = "" if seen is None else f", input {seen.shape}"
-    text = f"{called(name)}: {count} values per statistic{shape}, at least {least} expected"
+    text = (
+        f"{called(name)}: {count} {'value' if count == 1 else 'values'} per statistic{shape}, at least {least} expected"
+    )
     if count < least:
         text += f": {_what_follows(kind or '', count)}"
     yield Fact("elements-per-statistic", name, count, f">= {least}", text, count < least)

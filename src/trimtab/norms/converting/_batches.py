@@ -65,7 +65,7 @@ class Change:
 
 def input_shapes(
     model: nn.Module, names: Iterable[str], one_pass: Pass, forward: Forward
-) -> dict[str, tuple[int, ...]]:
+) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """The shapes of the inputs of layers on the first batch.
 
     Args:
@@ -75,26 +75,30 @@ def input_shapes(
         forward: How the model is called.
 
     Returns:
-        By name, for the layers that were called.
+        By name, for the layers that were called; and the names of those that were called with more than one argument.
 
     Raises:
         NormalizationError: If there is no batch.
     """
     shapes: dict[str, tuple[int, ...]] = {}
+    more: set[str] = set()
 
-    def before(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def before(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            if len(args) + len(keywords) > 1:
+                more.add(name)
             if args and isinstance(args[0], Tensor):
                 shapes.setdefault(name, tuple(args[0].shape))
 
         return hook
 
-    handles = [model.get_submodule(name).register_forward_pre_hook(before(name)) for name in names]
+    layers = [(name, model.get_submodule(name)) for name in names]
+    handles = [layer.register_forward_pre_hook(before(name), with_kwargs=True) for name, layer in layers]
     try:
         with undisturbed(model):
             for batch in one_pass():
                 run(forward, model, batch)
-                return shapes
+                return shapes, more
     finally:
         for handle in handles:
             handle.remove()

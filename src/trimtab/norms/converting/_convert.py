@@ -16,6 +16,8 @@ from trimtab.norms._passes import Batches, Forward, copy_of, feed, fresh_passes
 from trimtab.norms.converting._batches import Change, fit, input_shapes, measure
 from trimtab.norms.converting._source import Skipped, Source, describe
 from trimtab.norms.converting._target import TARGETS, Target, build
+from trimtab.norms.layers._batch import BatchNormBase
+from trimtab.norms.layers.masked_batch import MaskedBatchNorm1d, MaskedBatchNorm2d, MaskedBatchNorm3d
 
 _PLAIN = {name.replace("_", ""): name for name in TARGETS}
 _SHORT = _PLAIN | {plain.replace("batchnorm", "bn"): name for plain, name in _PLAIN.items()}  # FrozenBN, SyncBN
@@ -95,6 +97,8 @@ def convert(
     the model is measured. A conversion that is not exact is never called so, however small the change on the batches.
     Hooks run meanwhile, and what they note is taken back.
 
+    trimtab's own batch layers become PyTorch's by "batch_norm"; in evaluation mode that is exact.
+
     "layer_norm" and "rms_norm" normalize over the channels at each position; for all positions of a sample together
     ask for "group_norm" with `groups=1`. "none" leaves a scale and a shift per channel.
 
@@ -127,14 +131,14 @@ def convert(
     if batches is not None:
         require_values(old)
     one_pass = None if batches is None else fresh_passes(batches, several=True)
-    shapes = {} if one_pass is None else input_shapes(old, names, one_pass, forward)
+    shapes, masked = ({}, set()) if one_pass is None else input_shapes(old, names, one_pass, forward)
     like = next(chain(old.parameters(), old.buffers()), None)
     sources: dict[str, Source] = {}
     targets: dict[str, Target] = {}
     skipped: list[tuple[str, str]] = []
     for name in names:
         try:
-            _refuse_fused(old, name)
+            _refuse_unfit(old, name, name in masked)
             sources[name] = describe(old.get_submodule(name), shapes.get(name), like)
             if kind == "group_norm" and groups is not None:
                 require_groups(groups, sources[name].channels, name)
@@ -183,12 +187,14 @@ def _chosen(model: nn.Module, kind: str, groups: int | None, layers: Sequence[st
 
 
 def _is_already(module: nn.Module, kind: str, groups: int | None) -> bool:
-    if kind_of(module) != kind:
+    if kind_of(module) != kind or isinstance(module, BatchNormBase):  # trimtab's batch layers become PyTorch's
         return False
     return not (kind == "group_norm" and groups is not None and module.num_groups != groups)
 
 
-def _refuse_fused(model: nn.Module, name: str) -> None:
+def _refuse_unfit(model: nn.Module, name: str, masked: bool) -> None:
+    if masked:
+        raise Skipped("it is called with more than one argument: a layer of another kind has no use for a mask")
     parent = model.get_submodule(name.rpartition(".")[0]) if name else model
     if isinstance(parent, nn.TransformerEncoderLayer):
         raise Skipped(
@@ -209,6 +215,8 @@ def _drop_open(targets: dict[str, Target], kind: str) -> list[tuple[str, str]]:
 def _change(model: nn.Module, name: str, target: Target, fitted: bool, change: Change) -> LayerChange:
     module = model.get_submodule(name)
     note = target.note
+    if isinstance(module, (MaskedBatchNorm1d, MaskedBatchNorm2d, MaskedBatchNorm3d)):
+        note += "; it takes no mask"
     if target.open_statistics and change.largest is None:
         note = "no statistics are known: they start at mean 0 and variance 1; give batches"
     seen: Any = getattr(module, "num_batches_tracked", None)

@@ -6,15 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from trimtab.norms._kinds import ROW_KINDS, kind_of, why_changed
-
-_FIXED_RANKS: dict[type[nn.Module], int] = {
-    nn.BatchNorm2d: 4,
-    nn.BatchNorm3d: 5,
-    nn.InstanceNorm1d: 3,
-    nn.InstanceNorm2d: 4,
-    nn.InstanceNorm3d: 5,
-}
+from trimtab.norms._kinds import ROW_KINDS, kind_of, rank_of, why_changed
 
 
 class Skipped(Exception):  # noqa: N818 -- a reason that is carried to the result, no error of the caller's
@@ -91,7 +83,7 @@ def describe(module: nn.Module, shape: tuple[int, ...] | None, like: Tensor | No
     assert kind is not None
     mean, var = getattr(module, "running_mean", None), getattr(module, "running_var", None)
     channels = _channels(module, kind)
-    rank = len(shape) if shape is not None else _FIXED_RANKS.get(type(module))
+    rank = len(shape) if shape is not None else rank_of(module)
     positions = 1 if rank == 2 else None
     if shape is not None:
         values = int(torch.Size(shape).numel())

@@ -64,6 +64,8 @@ def _to_batch(source: Source, groups: int | None, sync: bool = False) -> Target:
     rank = 3 if source.rows else source.rank
     if sync:
         norm: nn.Module = nn.SyncBatchNorm(source.channels, source.eps, momentum, source.affine, tracked, bias=bias)
+    elif isinstance(source.module, nn.BatchNorm1d):  # trimtab's, of either rank
+        norm = nn.BatchNorm1d(source.channels, source.eps, momentum, source.affine, tracked, bias=bias)
     elif rank is None or rank not in _BATCH_NORMS:
         raise Skipped(_UNKNOWN_RANK if rank is None else f"there is no BatchNorm for inputs of {rank} axes")
     else:

@@ -100,8 +100,8 @@ def fold(
         The folded model, what was folded and what was not.
 
     Raises:
-        NormalizationError: If the model is no module or cannot be copied, a kind is unknown, or the model returns no finite
-            number for the example.
+        NormalizationError: If the model is no module or cannot be copied, a kind is unknown, or the model returns for
+            the example no floating tensor or no finite number.
     """
     kinds = require_names("kinds", kinds, "folds")
     if unknown := [kind for kind in kinds if kind not in _PLANNERS]:

@@ -37,7 +37,7 @@ def observe(model: nn.Module, example: Any) -> tuple[dict[str, Wire], Counter[st
         if (name := watch.made.get(id(tensor))) is not None:
             watch.users[name].append(None)
     once = {
-        name: Wire(watch.sources.get(name), tuple(watch.users[name]))
+        name: Wire(watch.sources.get(name), tuple(watch.users[name]), name in watch.alone)
         for name in watch.leaves.values()
         if watch.calls[name] == 1 and name not in watch.direct
     }
@@ -59,6 +59,7 @@ class _Watch(TorchFunctionMode):
         self.kept: list[Tensor] = []  # as long as a tensor lives, no other has its id
         self.made: dict[int, str] = {}
         self.sources: dict[str, str | None] = {}
+        self.alone: set[str] = set()
         self.users: dict[str, list[str | None]] = defaultdict(list)
         self.calls: Counter[str] = Counter()
         self.ranks: dict[str, set[int]] = defaultdict(set)
@@ -88,6 +89,8 @@ class _Watch(TorchFunctionMode):
         given = list(_each((args, kwargs)))
         alone = len(args) == 1 and not kwargs and args[0] is given[0] if given else False
         self.sources[name] = self.made.get(id(given[0])) if alone else None
+        if alone:
+            self.alone.add(name)
         for tensor in given:
             maker = self.made.get(id(tensor))
             if maker is not None and not (alone and id(module) in self.transparent):

@@ -1,13 +1,12 @@
 """What a fold is before it is made: the modules that change, and the chains that show whether it is exact."""
 
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from trimtab.errors import NormalizationError
-from trimtab.norms._kinds import names_of, why_changed
+from trimtab.norms._kinds import names_of, rank_of, why_changed
 from trimtab.norms.folding._wire import Wire
 from trimtab.norms.folding._wiring import Wiring
 
@@ -78,7 +77,7 @@ def stand_in(norm: nn.Module, name: str, rank: int, wiring: Wiring) -> nn.Module
     Raises:
         Refused: If the layer normalizes inputs of another rank.
     """
-    fixed = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}.get(cast(Any, type(norm)))
+    fixed = rank_of(norm)
     ranks = {fixed} if fixed else wiring.ranks.get(name, set())
     if ranks and ranks != {rank}:
         shown = ", ".join(map(str, sorted(ranks)))

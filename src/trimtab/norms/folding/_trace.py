@@ -131,7 +131,8 @@ def read_graph(model: nn.Module, graph: fx.Graph, prefix: str) -> dict[str, Wire
         elif name in direct:
             found[name] = "its parameters are also used outside of its own forward"
         else:
-            found[name] = Wire(_source(node, modules, prefix), tuple(_users(node, modules, prefix)))
+            users = tuple(_users(node, modules, prefix))
+            found[name] = Wire(_source(node, modules, prefix), users, _only_input(node) is not None)
     return found
 
 

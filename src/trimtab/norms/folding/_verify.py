@@ -60,11 +60,16 @@ def verify_model(original: nn.Module, folded: nn.Module, example: Any) -> tuple[
         The largest difference of the outputs, infinite where the folded model fails, and what rounding may make of it.
 
     Raises:
-        NormalizationError: If there is nothing to compare, since the model returns no finite number.
+        NormalizationError: If there is nothing to compare, since the model returns no floating tensor or no finite number.
     """
     before = outcome(original, example)
     told = tensors(before)
-    if told and not any(bool(t.isfinite().any()) for t in told):
+    if not told:
+        raise NormalizationError(
+            f"example makes the model return no tensor of floating numbers ({type(before).__name__}), which shows nothing; "
+            "fold a model that returns scores, or leave example out"
+        )
+    if not any(bool(t.isfinite().any()) for t in told):
         raise NormalizationError(
             "example makes the model return no finite number, which shows nothing; an example like its real inputs is needed"
         )

@@ -18,10 +18,12 @@ class Wire:
     Attributes:
         source: The module whose output is the only input, None for anything else.
         users: The modules that take the output as their only input; None for each other use.
+        alone: Whether it is called with one tensor and nothing else, such as a mask.
     """
 
     source: str | None
     users: tuple[str | None, ...]
+    alone: bool = True
 
 
 def is_transparent(module: nn.Module) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from trimtab.norms._kinds import why_changed
 from trimtab.norms.folding._plan import Plan, Refused, float64, wire_of, with_parameters
 from trimtab.norms.folding._wiring import Wiring
+from trimtab.norms.layers.rms import RMSNorm
 
 
 def plan_affine(model: nn.Module, wiring: Wiring, name: str) -> Plan:
@@ -71,7 +72,7 @@ def without_affine(norm: nn.Module) -> nn.Module:
     """
     new: nn.Module
     if isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) and why_changed(norm) is None:
-        kind = nn.RMSNorm if isinstance(norm, nn.RMSNorm) else nn.LayerNorm
+        kind = next(known for known in (RMSNorm, nn.RMSNorm, nn.LayerNorm) if isinstance(norm, known))
         new = kind(list(norm.normalized_shape), eps=cast(Any, norm.eps), elementwise_affine=False)
     else:
         new = copy.deepcopy(norm)

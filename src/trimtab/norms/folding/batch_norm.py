@@ -32,6 +32,10 @@ def plan_batch_norm(model: nn.Module, wiring: Wiring, name: str) -> Plan:
     norm = model.get_submodule(name)
     scale, shift = scale_and_shift(norm, name)
     wire = wire_of(model, wiring, name)
+    if not wire.alone:
+        raise Refused(
+            f"{name} is called with a keyword or more than one argument: what would stand in its place has no use for a mask"
+        )
     try:
         return _into_previous(model, wiring, name, wire.source, scale, shift)
     except Refused as reason:

@@ -126,13 +126,15 @@ def _check(weight: Tensor, dim: int, n_power_iterations: int, eps: float) -> Non
             f"dim is {shown(dim)} for a weight of shape {tuple(weight.shape)}; one of its axes is needed"
         )
     if not is_whole(n_power_iterations) or n_power_iterations < 0:
-        refuse("n_power_iterations", n_power_iterations, "0 or more are needed (0 uses u and v as they are)")
+        refuse("n_power_iterations", n_power_iterations, "0 or more are needed (0 takes u and v as they point)")
 
 
 @torch.no_grad()
 def _iterate(weight: Tensor, u: Tensor, v: Tensor, steps: int, eps: float, dim: int) -> tuple[Tensor, Tensor]:
     dtype = computing_dtype(weight.dtype)
-    matrix, u, v = _matrix(weight.detach().to(dtype), dim), u.detach().to(dtype), v.detach().to(dtype)
+    matrix = _matrix(weight.detach().to(dtype), dim)
+    # An average over steps, or a bad checkpoint, has vectors that are too short: sigma would be too small with them.
+    u, v = (normalize(given.detach().to(dtype), dim=0, eps=eps) for given in (u, v))
     for _ in range(steps):
         u = normalize((matrix * v).sum(1), dim=0, eps=eps)
         v = normalize((matrix * u.unsqueeze(1)).sum(0), dim=0, eps=eps)
@@ -156,16 +158,17 @@ def spectral_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Spectral normalization: W / sigma with sigma = u^T W v, after power iterations on u and v.
 
-    Equal to what `torch.nn.utils.parametrizations.spectral_norm` computes. u and v are held constant in the backward
+    Equal to what `torch.nn.utils.parametrizations.spectral_norm` computes, but that in evaluation mode takes u and v of any
+    length as they are: halves of them make its weight four times as large. u and v are held constant in the backward
     pass: no gradient goes through the iteration, none to u and v. At the singular vectors that is exact, since the
     derivative of sigma is u v^T there. Nothing changes in place: the state comes in and goes out. A weight of zeros
     gives nan, as in PyTorch.
 
     Args:
         weight: Two axes or more; its other axes are flattened. Half precision is computed in float32.
-        u: Left vector, shape (rows,), of norm 1; `spectral_state` makes the first.
-        v: Right vector, shape (columns,), of norm 1.
-        n_power_iterations: How many power iterations to do first; 0 uses u and v as they are, as in evaluation.
+        u: Left vector, shape (rows,); `spectral_state` makes the first. Only its direction counts, its length is made 1.
+        v: Right vector, shape (columns,), of which the same is true.
+        n_power_iterations: How many power iterations to do first; 0 takes the directions as they are, as in evaluation.
         eps: Least norm that is divided by in the iteration.
         dim: The axis whose entries are the rows of the matrix.
 

@@ -92,25 +92,36 @@ class Fitted:
             raise
 
     def _warn(self) -> None:
-        """Warn, once a feature, of variance that storage has lost."""
+        """Warn, once a feature, of variance that storage has lost, or may have lost."""
         columns = self._seen
-        lost = precision.lost(columns)
-        new = lost if self._told is None else lost & ~self._told
-        if not new.any():
-            return
-        self._told = lost if self._told is None else lost | self._told
-        first = int(np.flatnonzero(new)[0])
-        message = say(
-            "{count} feature(s), first number {first}: neighbouring stored numbers lie {gap:.3g} apart around the mean "
-            "{mean:.6g}, but the standard deviation is only {std:.3g}. Rounding changed the variance before it was measured here. "
-            "Where the data is made, subtract an offset or keep float64; if the feature is constant, drop it.",
-            count=int(new.sum()),
-            first=first,
-            gap=precision.spacing(columns)[first],
-            mean=columns.mean[first],
-            std=np.sqrt(columns.variance[first]),
-        )
-        warnings.warn(message, LostVarianceWarning, stacklevel=3)
+        told = np.zeros(columns.size, np.bool_) if self._told is None else self._told
+        lost, hidden = precision.lost(columns) & ~told, precision.hidden(columns) & ~told
+        self._told = told | lost | hidden
+        if lost.any():
+            first = int(np.flatnonzero(lost)[0])
+            message = say(
+                "{count} feature(s), first number {first}: neighbouring stored numbers lie {gap:.3g} apart around the mean "
+                "{mean:.6g}, but the standard deviation is only {std:.3g}. Rounding changed the variance before it was measured "
+                "here. Where the data is made, subtract an offset or keep float64; if the feature is constant, drop it.",
+                count=int(lost.sum()),
+                first=first,
+                gap=precision.spacing(columns)[first],
+                mean=columns.mean[first],
+                std=np.sqrt(columns.variance[first]),
+            )
+            warnings.warn(message, LostVarianceWarning, stacklevel=3)
+        if hidden.any():
+            first = int(np.flatnonzero(hidden)[0])
+            message = say(
+                "{count} feature(s), first number {first}: every value is stored as {mean:.9g}, and neighbouring stored numbers "
+                "lie {gap:.3g} apart there. If the feature was not constant before it was stored, its variance is lost: where "
+                "the data is made, subtract an offset or keep float64. If it was, drop it.",
+                count=int(hidden.sum()),
+                first=first,
+                mean=columns.mean[first],
+                gap=precision.spacing(columns)[first],
+            )
+            warnings.warn(message, LostVarianceWarning, stacklevel=3)
 
 
 STATE = ("_columns", "n_features_in_", "feature_names_in_")

@@ -11,7 +11,7 @@ class FoldError(NormalizationError):
 
 
 class LostVarianceWarning(UserWarning):
-    """The numbers are stored so coarsely that their rounding makes up part of the variance, or most of it."""
+    """The numbers are stored so coarsely that rounding makes up part of the variance, or may have left none."""
 
 
 class CancellationWarning(UserWarning):

@@ -9,6 +9,9 @@ LOST_SHARE = 0.01
 """Rounding to a grid of spacing s adds s²/12 to a variance (Sheppard). Above this share of the variance it is worth a warning:
 at 1 % the standard deviation is 2.9 spacings."""
 
+HIDING_SPACING = 8.0
+"""Stored numbers this far apart swallow a unit variance whole: all within 4 deviations of a number are stored as it."""
+
 
 def spacing(columns: ColumnSums) -> Floats:
     """Distance between neighbouring stored numbers at the size of each mean.
@@ -48,8 +51,22 @@ def lost(columns: ColumnSums) -> NDArray[np.bool_]:
         columns: The moments.
 
     Returns:
-        Where rounding makes up more than `LOST_SHARE` of a variance that is not zero, shape (d,). Of a column that is exactly
-        constant nobody can tell whether it was so before it was stored.
+        Where rounding makes up more than `LOST_SHARE` of a variance that is not zero, shape (d,).
     """
     variance = columns.variance
     return np.asarray((variance > 0) & (np.square(spacing(columns)) / 12.0 > LOST_SHARE * variance), np.bool_)
+
+
+def hidden(columns: ColumnSums) -> NDArray[np.bool_]:
+    """Columns of one number only, in float32 or less, of which nobody can tell whether they were constant before.
+
+    Args:
+        columns: The moments.
+
+    Returns:
+        Where two values or more are all the same, and stored numbers lie `HIDING_SPACING` or more apart there (from 6.7e7 in
+        float32, 8192 in float16, 1024 in bfloat16), shape (d,).
+    """
+    coarse = columns.grain > np.finfo(np.float64).eps
+    same = (columns.variance == 0.0) & (columns.count > 1)
+    return np.asarray(coarse & same & (spacing(columns) >= HIDING_SPACING), np.bool_)
