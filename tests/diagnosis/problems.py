@@ -1460,24 +1460,25 @@ def plain_with_norms(depth=9, width=40):
     return nn.Sequential(*body, nn.Linear(width, 10))
 
 
+LAGGING = ("stale-running-stats", "train-eval-gap")  # of weights that never settle
 GAINS_GONE = ("signal-collapse", "dead-units", "vanishing-gradient")
 
 
-@problem("decayed-norm-parameters", "optimizer", also=GAINS_GONE)
+@problem("decayed-norm-parameters", "optimizer", also=(*GAINS_GONE, *LAGGING))
 def gains_decayed_by_momentum(broken):
     net = plain_with_norms()
     optimizer = in_groups(net, is_batch_norm, 0.5 if broken else 0.0, SGD, lr=0.04, momentum=0.9)
     return classify(net, optimizer, 250)
 
 
-@problem("decayed-norm-parameters", "optimizer", also=GAINS_GONE, slow=True)
+@problem("decayed-norm-parameters", "optimizer", also=(*GAINS_GONE, *LAGGING), slow=True)
 def gains_decayed_beside_the_gradient(broken):
     net = plain_with_norms(11)
     optimizer = in_groups(net, is_batch_norm, 20.0 if broken else 0.01, AdamW, lr=4e-3)
     return classify(net, optimizer, 350)
 
 
-@problem("excessive-weight-decay", "optimizer", also=("learning-rate-too-high",))
+@problem("excessive-weight-decay", "optimizer", also=("learning-rate-too-high", *LAGGING))
 def decay_turns_convolutions(broken):
     net = cnn(4, norm=True)
     optimizer = in_groups(net, is_matrix, 2.0 if broken else 2e-3, SGD, lr=0.05, momentum=0.5)

@@ -133,6 +133,8 @@ EXPLAINS: dict[str, frozenset[str]] = {
     }),
     "train-eval-gap": frozenset({"learning-rate-too-low"}),
     "excessive-weight-decay": frozenset({
+        "train-eval-gap",
+        "stale-running-stats",
         "decayed-norm-parameters",
         "signal-collapse",
         "dead-units",
@@ -143,6 +145,8 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "learning-rate-too-low",
     }),
     "decayed-norm-parameters": frozenset({
+        "train-eval-gap",
+        "stale-running-stats",
         "signal-collapse",
         "dead-units",
         "vanishing-gradient",
@@ -160,7 +164,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "exploding-gradient": frozenset({"learning-rate-too-high", "nonfinite-loss", "clipping-dominates"}),
     "vanishing-gradient": frozenset({"learning-rate-too-low"}),
     "clipping-dominates": frozenset({"learning-rate-too-low"}),
-    "learning-rate-too-high": frozenset({"nonfinite-loss"}),
+    "learning-rate-too-high": frozenset({"nonfinite-loss", "train-eval-gap", "stale-running-stats"}),
 }
 
 LATER = {

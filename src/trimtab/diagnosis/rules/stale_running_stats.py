@@ -34,7 +34,19 @@ def find(view: View) -> Iterator[Found]:
     off = [norm for norm in off if norm.normalizes_by_batch]
     if not off or (view.evaluation and not view.healed):
         return
-    yield Found(_finding(view, off, "error" if view.healed or not view.learned else "warning"))
+    never = any(_never_follows(view, norm) for norm in off)  # else they lag behind weights that move too fast
+    severity: Severity = "error" if not view.learned or (never and view.healed) else "warning"
+    yield Found(_finding(view, off, severity), 0 if never else int(off[0].steps[off[0].late[0]]))
+
+
+def _never_follows(view: View, norm: BatchNorm) -> bool:
+    """Whether its momentum is zero, or too small for the steps of the run."""
+    return norm.momentum is not None and _left(view, norm.momentum) > LEFT
+
+
+def _left(view: View, momentum: float) -> float:
+    """Share of the initial statistics that the updates of the run leave."""
+    return float((1 - momentum) ** view.record.step_count)
 
 
 def is_off(norm: BatchNorm) -> bool:
@@ -116,14 +128,12 @@ def _why(view: View, off: list[BatchNorm], worst: BatchNorm) -> tuple[str, Repai
     )
     if momentum == 0:
         return say("With momentum 0 they never move, while training normalizes by each batch's own."), follow, ()
-    updates = view.record.step_count
-    left = 1.0 if momentum is None else (1 - momentum) ** updates
-    if momentum is not None and left > LEFT:
+    if momentum is not None and _never_follows(view, worst):
         why = say(
             "With momentum {momentum:g} the {updates} steps leave {left:.0%} of the initial mean 0 and variance 1 in them.",
             momentum=momentum,
-            updates=updates,
-            left=left,
+            updates=view.record.step_count,
+            left=_left(view, momentum),
         )
         return why, follow, ()
     return say("Training normalizes by each batch's own, evaluation by these."), follow, ()

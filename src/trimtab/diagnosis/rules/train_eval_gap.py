@@ -36,9 +36,11 @@ def find(view: View) -> Iterator[Found]:
     norms = [norm for norm in view.batch_norms if norm.normalizes_by_batch and norm.keeps]
     if not norms or view.before_training:
         return
-    found = _unlike_batches(view) or _forgets(view, norms) or _dropout(view, norms) or _other(view, norms)
+    found = _unlike_batches(view) or _forgets(view, norms) or _dropout(view, norms)
     if found is not None:
         yield Found(found)
+    elif (other := _other(view, norms)) is not None:
+        yield Found(other, view.record.step_count)  # seen at the end, and only there
 
 
 def _unlike_batches(view: View) -> Finding | None:
