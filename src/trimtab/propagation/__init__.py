@@ -3,9 +3,9 @@
 from trimtab.propagation._activation import Activation
 from trimtab.propagation._checks import PropagationError
 from trimtab.propagation.activations import ACTIVATION_NAMES, UnknownActivationError, activation
+from trimtab.propagation.batchnorm import batchnorm_rate, layernorm_rate
 from trimtab.propagation.fans import fans, padded_fans
 from trimtab.propagation.gains import (
-    batchnorm_rate,
     chi,
     first_moment,
     length_map,
