@@ -1,5 +1,6 @@
 """Where a function that is known only by its values is not smooth: bisection that does not end."""
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -42,7 +43,7 @@ def find_kinks(
 
     edges = 1.0137 * np.array([s * 2.0**k for s in (-1.0, 1.0) for k in range(-3, 6)]) + 0.0071  # no likely kink
     edges = np.unique(np.clip(np.concatenate([edges, [-reach, reach]]), -reach, reach))
-    open_, kinks = list(zip(edges[:-1], edges[1:], strict=True)), []
+    open_, kinks = list(itertools.pairwise(edges)), []
     while open_:
         low, high = open_.pop()
         if roughness(low, high) <= NOISE:

@@ -29,7 +29,9 @@ def log_roots(f: Callable[[float], float], grid: Array, values: Array) -> list[f
     for k in reversed(bent):
         sign = np.sign(y[k])
         if np.sign(y[k - 1]) == sign == np.sign(y[k + 1]):
-            low = minimize_scalar(lambda t, s=sign: s * f(float(np.exp(t))), bounds=(x[k - 1], x[k + 1]), method="bounded")
+            low = minimize_scalar(
+                lambda t, s=sign: s * f(float(np.exp(t))), bounds=(x[k - 1], x[k + 1]), method="bounded"
+            )
             if low.fun < -ROUNDING:
                 x, y = np.insert(x, k + (low.x > x[k]), low.x), np.insert(y, k + (low.x > x[k]), sign * low.fun)
     x, y = x[y != 0.0], y[y != 0.0]

@@ -49,8 +49,12 @@ def pair_nodes(batch: int, kinks: Sequence[float], feature: float) -> tuple[Arra
         y_1, y_2 and weights, one-dimensional, the weights summing to 1.
     """
     scale, reach = np.sqrt(batch - 1.0), min(0.5 * np.pi, REACH / np.sqrt(batch))
-    tangent = np.abs([k / scale for k in kinks if 0.0 < abs(k) < scale])  # circles that touch a kink: a root begins there
-    onsets = [np.arcsin(np.clip(t + s * 4.0**-j, 0.0, 1.0)) for t in tangent for s in (-1.0, 0.0, 1.0) for j in range(12)]
+    tangent = np.abs([
+        k / scale for k in kinks if 0.0 < abs(k) < scale
+    ])  # circles that touch a kink: a root begins there
+    onsets = [
+        np.arcsin(np.clip(t + s * 4.0**-j, 0.0, 1.0)) for t in tangent for s in (-1.0, 0.0, 1.0) for j in range(12)
+    ]
     edges = np.unique(np.clip(np.concatenate([np.linspace(0.0, reach, 25), onsets]), 0.0, reach))
     polar, radial = _panels(edges)
     radial *= np.sin(polar) * np.cos(polar) ** (batch - 4.0)

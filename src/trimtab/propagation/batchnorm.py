@@ -6,17 +6,17 @@ import numpy as np
 
 from trimtab.propagation._activation import Activation, Array
 from trimtab.propagation._checks import PropagationError, require_finite, require_positive
+from trimtab.propagation._closed import ClosedForms
 from trimtab.propagation._sphere import pair_nodes, single_nodes
 from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import first_moment, mean_derivative_squared
 from trimtab.propagation.gaussian import expectation
 
+HOMOGENEOUS = ("identity", "relu", "leaky_relu", "prelu")
 SMALLEST = 4  # the linear rate (B - 2)/(B - 3) is infinite below
 
 
-def batchnorm_rate(
-    activation: ActivationLike, gamma: float = 1.0, beta: float = 0.0, batch: float = math.inf
-) -> float:
+def batchnorm_rate(activation: ActivationLike, gamma: float = 1.0, beta: float = 0.0, batch: float = math.inf) -> float:
     """Growth of the squared gradient per layer of a plain batch-normalised net at initialization.
 
     For large batches gamma^2 E phi'(u)^2 / Var phi(u), u ~ N(beta, gamma^2): the Jacobian of the normalisation divides by
@@ -93,9 +93,8 @@ def _large_batch(phi: Activation, gamma: float, beta: float) -> float:
 
 
 def _finite_batch(phi: Activation, gamma: float, beta: float, batch: int) -> float:
-    rho = -1.0 / (batch - 1.0)
-    if phi.closed is not None and beta == 0.0 and phi.name in {"identity", "relu", "leaky_relu", "prelu"}:
-        return _homogeneous(phi, batch, rho)
+    if phi.closed is not None and beta == 0.0 and phi.name in HOMOGENEOUS:
+        return _homogeneous(phi, phi.closed, batch)
 
     def d(y: Array) -> Array:
         return gamma * phi.derivative(beta + gamma * y)
@@ -113,10 +112,9 @@ def _finite_batch(phi: Activation, gamma: float, beta: float, batch: int) -> flo
     return _rate(batch, one, two, covariance)
 
 
-def _homogeneous(phi: Activation, batch: int, rho: float) -> float:
+def _homogeneous(phi: Activation, closed: ClosedForms, batch: int) -> float:
     """The expectations on the sphere are those of the Gaussian plane: phi' does not see the length, phi scales with it."""
-    closed = phi.closed
-    assert closed is not None  # noqa: S101
+    rho = -1.0 / (batch - 1.0)
     up = float(phi.derivative(np.ones(1))[0])
     down = float(phi.derivative(-np.ones(1))[0])
     half = 0.5 * (up**2 + down**2)

@@ -75,10 +75,8 @@ def slope_covariance(activation: ActivationLike, q_a: float, q_b: float, c: floa
     return pair_expectation(lambda u, v: phi.derivative(u) * phi.derivative(v), q_a, q_b, 1.0 - c, phi.kinks)
 
 
-def correlation_map(
-    activation: ActivationLike, c: float, q: float, weight_var: float, bias_var: float = 0.0
-) -> float:
-    """c' = (weight_var E phi(u) phi(v) + bias_var)/q', the correlation one layer on (Poole et al. 2016, eq. 5).
+def correlation_map(activation: ActivationLike, c: float, q: float, weight_var: float, bias_var: float = 0.0) -> float:
+    """C' = (weight_var E phi(u) phi(v) + bias_var)/q', the correlation one layer on (Poole et al. 2016, eq. 5).
 
     Args:
         activation: The nonlinearity phi: a name, a module, a function.
@@ -97,7 +95,7 @@ def correlation_map(
 def decorrelation_map(
     activation: ActivationLike, d: float, q: float, weight_var: float, bias_var: float = 0.0
 ) -> float:
-    """d' = weight_var E (phi(u) - phi(v))^2/(2 q'): the correlation map for d = 1 - c, with all its digits near c = 1.
+    """D' = weight_var E (phi(u) - phi(v))^2/(2 q'): the correlation map for d = 1 - c, with all its digits near c = 1.
 
     E (phi(u) - phi(v))^2/2 = E phi^2 - E phi(u) phi(v) (Poole et al. 2016, eq. 5), without the difference. For small d
     d' = chi_1 d where phi is smooth.
@@ -164,7 +162,7 @@ def correlation_fixed_points(
 
     Raises:
         PropagationError: If q is not positive.
-    """  # noqa: DOC502
+    """
     phi = as_activation(activation)
     require_positive("q", q)
 

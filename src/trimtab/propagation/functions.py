@@ -93,7 +93,7 @@ def as_activation(activation: ActivationLike) -> Activation:
         PropagationError: If it is no activation, changes the shape, mixes elements (softmax, GLU, normalizations), is
             random, is not finite, or autograd cannot differentiate it.
         UnknownActivationError: If it is a name that is not known.
-    """  # noqa: DOC502
+    """
     if isinstance(activation, Activation):
         return activation
     if isinstance(activation, str):

@@ -80,16 +80,17 @@ def _nodes(edges: Array) -> tuple[Array, Array]:
 
 def _on_a_line(f: Pair, q_a: float, q_b: float, c: float, kinks: Sequence[float]) -> float:
     """Return E f where u and v are multiples of one Gaussian, or one of them is 0."""
+    beside = np.array([-1.0, 1.0]) * np.finfo(np.float64).tiny  # the two sides of 0, where phi may have a kink
     if q_a == 0.0 and q_b == 0.0:
-        near = np.array([-1.0, 1.0]) * np.finfo(np.float64).tiny
-        return float(np.mean(f(near, near if c >= 0.0 else -near)))
-    if q_a == 0.0 or q_b == 0.0:
-        q, still = max(q_a, q_b), np.array([-1.0, 1.0]) * np.finfo(np.float64).tiny
-        sides = [
-            expectation(lambda w, s=side: f(np.full_like(w, s), w) if q_a == 0.0 else f(w, np.full_like(w, s)), q, 0.0, kinks)
-            for side in still
-        ]
-        return float(np.mean(sides))
+        return float(np.mean(f(beside, beside if c >= 0.0 else -beside)))
+    if q_a == 0.0:
+        return float(np.mean([expectation(_first_held(f, u), q_b, 0.0, kinks) for u in beside]))
+    if q_b == 0.0:
+        return float(np.mean([expectation(_first_held(lambda v, u: f(u, v), v), q_a, 0.0, kinks) for v in beside]))
     ratio = np.sign(c) * np.sqrt(q_b / q_a)
     turns = sorted({*kinks, *(k / ratio for k in kinks)})
     return expectation(lambda u: f(u, ratio * u), q_a, 0.0, turns)
+
+
+def _first_held(f: Pair, held: float) -> Callable[[Array], Array]:
+    return lambda w: f(np.full_like(w, held), w)

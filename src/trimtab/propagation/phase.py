@@ -61,9 +61,7 @@ class DepthScales:
     xi_c: float
 
 
-def length_fixed_points(
-    activation: ActivationLike, weight_var: float, bias_var: float = 0.0
-) -> tuple[FixedPoint, ...]:
+def length_fixed_points(activation: ActivationLike, weight_var: float, bias_var: float = 0.0) -> tuple[FixedPoint, ...]:
     """Fixed points q = weight_var E phi(sqrt(q) z)^2 + bias_var of the length map, ascending (Poole et al. 2016, eq. 3).
 
     0 is one where bias_var = 0 and phi(0) = 0. Positive ones are searched for from 1e-10 to 1e8. Where every q is one
@@ -196,7 +194,7 @@ def depth_scales(
 
 
 def depth_scale(slope: float) -> float:
-    """xi = -1/log |slope|: over how many layers a deviation falls by e (Schoenholz et al. 2017, eq. 7).
+    """Xi = -1/log |slope|: over how many layers a deviation falls by e (Schoenholz et al. 2017, eq. 7).
 
     Args:
         slope: Slope of a map at its fixed point.
