@@ -11,6 +11,7 @@ from trimtab.propagation._checks import PropagationError
 REACH = 64.0
 NARROW = 1e-5  # a feature of this width is a kink; everything wider is resolved by the panels around it
 NODES = np.cos(np.pi * (np.arange(24) + 0.5) / 24)
+OVERLAP = 1.06  # an interval is looked at with some of its neighbours, so that no kink hides at an end
 TAIL = np.linalg.inv(np.polynomial.chebyshev.chebvander(NODES, 23))[-5:]  # the last Chebyshev coefficients
 NOISE = 1e-10
 MOST = 64
@@ -38,7 +39,7 @@ def find_kinks(
     """
 
     def roughness(low: float, high: float) -> float:
-        u = 0.5 * (low + high) + 0.5 * (high - low) * NODES
+        u = 0.5 * (low + high) + 0.5 * (high - low) * OVERLAP * NODES
         return max(_tail(value(u)), _tail(derivative(u)))
 
     edges = 1.0137 * np.array([s * 2.0**k for s in (-1.0, 1.0) for k in range(-3, 6)]) + 0.0071  # no likely kink
@@ -73,8 +74,9 @@ def _locate(roughness: Callable[[float, float], float], low: float, high: float)
             break
         low, high = (low, middle) if left > right else (middle, high)
     found = float(0.5 * (low + high))
-    short = round(found, 8) + 0.0  # 0 and 0.5 rather than what rounding made of them
-    return short if abs(short - found) <= max(high - low, 1e-12) else found
+    unsure = max(2.0 * (high - low), 1e-12)
+    shorter = (round(found, digits) + 0.0 for digits in range(9))  # 0 and 0.5, not what rounding made of them
+    return next((short for short in shorter if abs(short - found) <= unsure), found)
 
 
 def _merged(kinks: list[float]) -> tuple[float, ...]:

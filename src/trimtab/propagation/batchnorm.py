@@ -53,19 +53,22 @@ def batchnorm_rate(activation: ActivationLike, gamma: float = 1.0, beta: float =
     return _finite_batch(phi, gamma, beta, int(batch))
 
 
-def layernorm_rate(activation: ActivationLike, gamma: float = 1.0, beta: float = 0.0, width: float = math.inf) -> float:
+def layernorm_rate(
+    activation: ActivationLike, gamma: float = 1.0, beta: float = 0.0, width: float = math.inf, centred: bool = True
+) -> float:
     """Growth of the squared gradient per layer of a plain net with LayerNorm or RMSNorm before phi.
 
     gamma^2 E phi'(u)^2 / E phi(u)^2, u ~ N(beta, gamma^2), without biases: the norm divides by the second moment over the
-    features, where batch normalisation divides by the variance over samples; the weights' mean is zero, so that LayerNorm
-    finds no mean to take off. The projection off two directions leaves (1 - 2/width) of it (own derivation, after Xiong
-    et al. 2020, arXiv:2002.04745, Lemma 3). One for homogeneous activations.
+    features, where batch normalisation divides by the variance over samples (own derivation; the norm's Jacobian is Xiong
+    et al. 2020, arXiv:2002.04745, Lemma 3). One for homogeneous activations. At finite width the projection off the mean
+    and off the features leaves about 1 - 2/width of it, 1 - 1/width in RMSNorm.
 
     Args:
         activation: The nonlinearity phi between a normalisation and the next linear layer: a name, a module, a function.
         gamma: Scale of the normalisation.
         beta: Shift of the normalisation.
         width: Features that are normalised together.
+        centred: Whether the mean is taken off (not in RMSNorm).
 
     Returns:
         The rate.
@@ -81,7 +84,7 @@ def layernorm_rate(activation: ActivationLike, gamma: float = 1.0, beta: float =
     passed = expectation(lambda u: phi.value(u) ** 2, gamma**2, beta, phi.kinks)
     if not passed > np.finfo(np.float64).tiny:
         raise PropagationError(f"{phi.name} passes no signal at gamma = {gamma}, beta = {beta}: no rate is defined")
-    return gamma**2 * mean_derivative_squared(phi, gamma**2, beta) / passed * (1.0 - 2.0 / width)
+    return gamma**2 * mean_derivative_squared(phi, gamma**2, beta) / passed * (1.0 - (2.0 if centred else 1.0) / width)
 
 
 def _large_batch(phi: Activation, gamma: float, beta: float) -> float:

@@ -147,8 +147,9 @@ def _sampled(activation: Callable[[Tensor], Tensor]) -> Activation:
         bad = _GRID[~(np.isfinite(y) & np.isfinite(slopes))][0]
         raise PropagationError(f"{name} is not finite at u = {bad:g}; an activation of every real number is needed")
     low, high = _bounds(value, y)
-    top = float(np.abs(slopes).max())
-    return Activation(name, value, derivative, find_kinks(name, value, derivative), low, high, top)
+    kinks = find_kinks(name, value, derivative)
+    beside = derivative(np.add.outer(np.array(kinks), [-1e-9, 1e-9]).ravel())
+    return Activation(name, value, derivative, kinks, low, high, float(np.abs(np.append(slopes, beside)).max()))
 
 
 def _tensor(u: Array) -> Tensor:
@@ -162,18 +163,18 @@ def _require_elementwise(name: str, function: Callable[[Tensor], Tensor]) -> Non
     state = torch.get_rng_state()
     try:
         y = _differentiable(name, function, x)
-        again, flat = function(x).detach(), function(x.reshape(-1)).detach()
+        again, fewer = function(x).detach(), function(x.reshape(-1)[:19]).detach()
         moved = function(x.reshape(-1)[order].reshape(5, 6)).detach()
     except PropagationError:
         raise
     except Exception as error:
-        raise PropagationError(f"{name} does not take tensors of shape (5, 6) and (30,): {error}; {_WANTED}") from error
+        raise PropagationError(f"{name} does not take tensors of shape (5, 6) and (19,): {error}; {_WANTED}") from error
     finally:
         torch.set_rng_state(state)
     if not torch.allclose(again, y, rtol=0.0, atol=0.0, equal_nan=True):
         raise PropagationError(f"{name} gives another value when called again: it is random; call .eval() on it first")
-    same = moved.shape == x.shape and flat.shape == (30,)
-    for other, mine in ((moved, y.reshape(-1)[order].reshape(5, 6)), (flat, y.reshape(-1))):
+    same = moved.shape == x.shape and fewer.shape == (19,)
+    for other, mine in ((moved, y.reshape(-1)[order].reshape(5, 6)), (fewer, y.reshape(-1)[:19])):
         if not (same and torch.allclose(other, mine, rtol=1e-12, atol=1e-14, equal_nan=True)):
             raise PropagationError(f"{name} mixes the elements of its input; {_WANTED}")
 
