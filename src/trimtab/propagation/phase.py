@@ -88,7 +88,7 @@ def length_fixed_points(activation: ActivationLike, weight_var: float, bias_var:
     out = []
     for q in log_roots(excess, GRID, values):
         slope = length_map_slope(phi, q, weight_var, bias_var)
-        out.append(FixedPoint(q, slope, slope < 1.0))
+        out.append(FixedPoint(q, slope, abs(slope) < 1.0))
     if bias_var == 0.0 and _vanishes_at_zero(phi):
         slope = weight_var * mean_derivative_squared(phi, 0.0)
         signs = np.sign(values[np.abs(values) > ROUNDING])
@@ -130,7 +130,7 @@ def critical_points(activation: ActivationLike, bias_var: float = 0.0) -> tuple[
     out = []
     for q in log_roots(excess, grid, values):
         weight_var = 1.0 / mean_derivative_squared(phi, q)
-        out.append(CriticalPoint(weight_var, q, length_map_slope(phi, q, weight_var, bias_var) < 1.0))
+        out.append(CriticalPoint(weight_var, q, abs(length_map_slope(phi, q, weight_var, bias_var)) < 1.0))
     start = mean_derivative_squared(phi, 0.0)
     if bias_var == 0.0 and _vanishes_at_zero(phi) and start > 0.0:
         first = length_fixed_points(phi, 1.0 / start)[0]
