@@ -57,7 +57,8 @@ def test_reference_rates(reference):
         assert batchnorm_rate(phi, gamma) == pytest.approx(row["rate_pred_large_batch"], rel=1e-9)
         if row.get("rate_pred_finite") is not None:
             assert batchnorm_rate(phi, gamma, batch=batch) == pytest.approx(row["rate_pred_finite"], rel=1e-9)
-        # SiLU at gamma 1 measures 4.2 % higher at width 1000 and a batch of 256, as theory.md notes.
+        # SiLU at gamma 1 measures 4.2 % higher where the width is four times the batch. That is the finite width: at 16 times
+        # it is 0.5 % (width 1000, batch 64), at 4 times 2.4 % (250, 64); the test of nets below has 31 times.
         allowed = 0.045 if (row["act"], gamma) == ("silu", 1.0) else 0.03
         assert np.mean(row["rate_measured"]) == pytest.approx(batchnorm_rate(phi, gamma, batch=batch), rel=allowed)
 
@@ -66,7 +67,13 @@ def rate_of_a_net(name, norm, rows, width, depth, seed):
     """Mean growth per layer of the squared gradient over the middle of a plain net in float64."""
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    phi = {"relu": torch.relu, "tanh": torch.tanh, "gelu": functional.gelu, "hard_tanh": functional.hardtanh}[name]
+    phi = {
+        "relu": torch.relu,
+        "tanh": torch.tanh,
+        "gelu": functional.gelu,
+        "silu": functional.silu,
+        "hard_tanh": functional.hardtanh,
+    }[name]
     h, seen = draw(rows, width).requires_grad_(True), []
     for _ in range(depth):
         seen.append(h)
@@ -83,7 +90,7 @@ def rate_of_a_net(name, norm, rows, width, depth, seed):
     return (squares[first] / squares[last]) ** (1.0 / (last - first))
 
 
-@pytest.mark.parametrize(("name", "batch"), [("tanh", 8), ("gelu", 16), ("hard_tanh", 6)])
+@pytest.mark.parametrize(("name", "batch"), [("tanh", 8), ("gelu", 16), ("silu", 16), ("hard_tanh", 6)])
 def test_finite_batches_of_other_activations_against_nets(name, batch):
     measured = np.mean([rate_of_a_net(name, "batch", batch, 500, 18, seed) for seed in range(4)])
     assert measured == pytest.approx(batchnorm_rate(name, batch=batch), rel=0.03)

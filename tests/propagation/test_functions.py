@@ -110,9 +110,11 @@ def test_a_module_is_left_as_it_was():
             return x * torch.sigmoid(self.slope * x)
 
     module, state = Gated(), torch.get_rng_state()
-    before = copy.deepcopy(module.state_dict())
+    before, seen = copy.deepcopy(module.state_dict()), []
+    module.register_forward_hook(lambda *_: seen.append(1))
     phi = as_activation(module)
     assert module.calls == 0
+    assert seen == []
     assert module.slope.dtype == torch.float32
     assert module.slope.grad is None
     assert torch.equal(before["slope"], module.slope.detach())
@@ -120,6 +122,13 @@ def test_a_module_is_left_as_it_was():
     assert phi.name == "Gated"
     with torch.no_grad():  # derivatives do not depend on the caller's grad mode
         assert phi.derivative(np.array([0.0]))[0] == pytest.approx(0.5)
+
+
+def test_functions_that_work_in_place_and_early_softplus():
+    assert second_moment(lambda x: x.relu_(), 2.0) == pytest.approx(1.0, rel=1e-12)
+    early = nn.Softplus(1.0, threshold=2.0)
+    assert as_activation(early).kinks == pytest.approx((2.0,), abs=1e-12)
+    assert second_moment(early, 1.0) < second_moment("softplus", 1.0)
 
 
 @pytest.mark.parametrize(

@@ -125,3 +125,13 @@ def test_default_init_relu_stack_of_width_1000(seed):
     gain = float((seen[0].grad ** 2).mean() / (seen[-1].grad ** 2).mean())
     allowed = 4 * gradient_log_variance(phi, start / 3, 1 / 3, 0.0, [n] * (depth - 1)) ** 0.5
     assert abs(math.log(gain) - (depth - 1) * math.log(1 / 6)) < allowed
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_what_is_no_variance_of_weights_is_refused(wrong):
+    with pytest.raises(PropagationError, match="weight_var is"):
+        chi("tanh", 1.0, wrong)
+    with pytest.raises(PropagationError, match="weight_var is"):
+        length_map("tanh", 1.0, wrong)
+    with pytest.raises(PropagationError, match="bias_var is"):
+        length_map("tanh", 1.0, 1.0, wrong)

@@ -118,6 +118,8 @@ def _known(activation: Any) -> Activation | None:
     if isinstance(activation, nn.Module):
         if type(activation) is nn.PReLU and activation.num_parameters == 1:
             return by_name("prelu", negative_slope=float(activation.weight.detach()))
+        if type(activation) is nn.Softplus and activation.threshold < 20.0:  # a jump that counts
+            return None
         build = _MODULES.get(type(activation))
         return None if build is None else build(activation)
     try:
@@ -129,7 +131,9 @@ def _known(activation: Any) -> Activation | None:
 
 def _sampled(activation: Callable[[Tensor], Tensor]) -> Activation:
     name = getattr(activation, "__name__", type(activation).__name__)
-    function = copy.deepcopy(activation).double() if isinstance(activation, nn.Module) else activation
+    function = activation
+    if isinstance(activation, nn.Module):
+        function = copy.deepcopy(activation).to("cpu", torch.float64).forward  # past the hooks, which are the user's
     _require_elementwise(name, function)
 
     def value(u: Array) -> Array:
@@ -139,7 +143,7 @@ def _sampled(activation: Callable[[Tensor], Tensor]) -> Activation:
     def derivative(u: Array) -> Array:
         with torch.enable_grad():
             x = _tensor(u).requires_grad_(True)
-            (slope,) = torch.autograd.grad(function(x).sum(), x)
+            (slope,) = torch.autograd.grad(function(x.clone()).sum(), x)  # a clone: it may work in place
         return np.asarray(slope.numpy(), dtype=np.float64)
 
     y, slopes = value(_GRID), derivative(_GRID)
@@ -158,12 +162,12 @@ def _tensor(u: Array) -> Tensor:
 
 def _require_elementwise(name: str, function: Callable[[Tensor], Tensor]) -> None:
     """Refuse what is no scalar function, by its values on the same numbers in three arrangements."""
-    x = (3.0 * torch.sin(torch.arange(30, dtype=torch.float64) ** 2)).reshape(5, 6)  # irregular: softmax knows shifts
-    order = torch.arange(30) * 7 % 30
+    x = _tensor(3.0 * np.sin(np.arange(30.0) ** 2)).reshape(5, 6)  # irregular, since softmax does not see shifts
+    order = _tensor(np.arange(30.0) * 7.0 % 30.0).long()
     state = torch.get_rng_state()
     try:
         y = _differentiable(name, function, x)
-        again, fewer = function(x).detach(), function(x.reshape(-1)[:19]).detach()
+        again, fewer = function(x.clone()).detach(), function(x.reshape(-1)[:19].clone()).detach()
         moved = function(x.reshape(-1)[order].reshape(5, 6)).detach()
     except PropagationError:
         raise
@@ -181,7 +185,7 @@ def _require_elementwise(name: str, function: Callable[[Tensor], Tensor]) -> Non
 
 def _differentiable(name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     with torch.enable_grad():
-        y = function(x.clone().requires_grad_(True))
+        y = function(x.clone().requires_grad_(True).clone())
     if not (isinstance(y, Tensor) and y.shape == x.shape):
         shape = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
         raise PropagationError(f"{name} turns a tensor of shape (5, 6) into {shape}; {_WANTED}")

@@ -81,6 +81,7 @@ def chi(activation: ActivationLike, q: Q, weight_var: float) -> Q:
     Returns:
         The gain, for every q.
     """
+    require_not_negative("weight_var", weight_var)
     return weight_var * mean_derivative_squared(activation, q)
 
 
@@ -96,6 +97,8 @@ def length_map(activation: ActivationLike, q: Q, weight_var: float, bias_var: fl
     Returns:
         The second moment of the next layer's pre-activations, for every q.
     """
+    require_not_negative("weight_var", weight_var)
+    require_not_negative("bias_var", bias_var)
     return weight_var * second_moment(activation, q) + bias_var
 
 
