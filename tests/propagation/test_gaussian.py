@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +40,20 @@ def test_an_array_of_variances_gives_an_array():
     assert out.shape == q.shape
     np.testing.assert_allclose(out, q + 1.0, rtol=1e-12)
     assert isinstance(expectation(lambda u: u**2, 1), float)
+
+
+@pytest.mark.parametrize("f", ["relu", torch.relu, torch.nn.ReLU(), activation("relu"), lambda x: x.clamp(min=0.0)])
+def test_activations_bring_their_kinks(f):
+    assert expectation(f, 2.0, 0.3) == pytest.approx(
+        expectation(lambda u: np.maximum(u, 0), 2.0, 0.3, (0.0,)), rel=1e-12
+    )
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(PropagationError, match="mixes"):
+        expectation(torch.nn.Softmax(-1), 1.0)
+    with pytest.raises(PropagationError, match="int"):
+        expectation(3, 1.0)
 
 
 def test_no_variance_is_the_limit_of_a_small_one():

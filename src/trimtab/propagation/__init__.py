@@ -3,9 +3,20 @@
 from trimtab.propagation._activation import Activation
 from trimtab.propagation._checks import PropagationError
 from trimtab.propagation.activations import ACTIVATION_NAMES, UnknownActivationError, activation
+from trimtab.propagation.batchnorm import batchnorm_rate, layernorm_rate
+from trimtab.propagation.correlation import (
+    FixedPoint,
+    chi_c,
+    correlation_fixed_points,
+    correlation_map,
+    covariance,
+    decorrelation_map,
+    slope_covariance,
+)
 from trimtab.propagation.fans import fans, padded_fans
+from trimtab.propagation.figures import phase_diagram
+from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import (
-    batchnorm_rate,
     chi,
     first_moment,
     length_map,
@@ -14,10 +25,28 @@ from trimtab.propagation.gains import (
     second_moment,
 )
 from trimtab.propagation.gaussian import expectation
+from trimtab.propagation.initial_gains import GainReport, backward_gain, forward_gain, judge_gain, nf_gain, torch_gain
 from trimtab.propagation.layers import linear_backward, linear_backward_gain, linear_forward, linear_forward_gain
 from trimtab.propagation.loss import softmax_loss_at_init
 from trimtab.propagation.norms import norm_backward_gain
+from trimtab.propagation.pairs import pair_expectation
+from trimtab.propagation.phase import (
+    CriticalPoint,
+    DepthScales,
+    critical_points,
+    depth_scale,
+    depth_scales,
+    edge_of_chaos,
+    length_fixed_points,
+)
+from trimtab.propagation.residual import ResidualCourse, fixup_scale, residual_course
 from trimtab.propagation.saturation import saturated_share
+from trimtab.propagation.scale_invariance import (
+    decay_as_schedule,
+    effective_learning_rate,
+    equilibrium_angle,
+    equilibrium_norm,
+)
 from trimtab.propagation.tolerance import (
     backward_log_variance,
     band,
@@ -26,24 +55,63 @@ from trimtab.propagation.tolerance import (
     gradient_log_variance,
 )
 from trimtab.propagation.torch_default import Gain, torch_default_gain
+from trimtab.propagation.trajectory import Trajectory, trajectory
+from trimtab.propagation.transformer import (
+    POST_NORM_SECOND_MOMENT,
+    deepnorm_update_bound,
+    final_norm_gain,
+    last_gradient_order,
+    pre_norm_second_moment,
+)
 
 __all__ = [
     "ACTIVATION_NAMES",
+    "POST_NORM_SECOND_MOMENT",
     "Activation",
+    "ActivationLike",
+    "CriticalPoint",
+    "DepthScales",
+    "FixedPoint",
     "Gain",
+    "GainReport",
     "PropagationError",
+    "ResidualCourse",
+    "Trajectory",
     "UnknownActivationError",
     "activation",
+    "as_activation",
+    "backward_gain",
     "backward_log_variance",
     "band",
     "batchnorm_rate",
     "chi",
+    "chi_c",
+    "correlation_fixed_points",
+    "correlation_map",
+    "covariance",
+    "critical_points",
+    "decay_as_schedule",
+    "decorrelation_map",
+    "deepnorm_update_bound",
+    "depth_scale",
+    "depth_scales",
+    "edge_of_chaos",
+    "effective_learning_rate",
+    "equilibrium_angle",
+    "equilibrium_norm",
     "expectation",
     "fans",
+    "final_norm_gain",
     "first_moment",
+    "fixup_scale",
+    "forward_gain",
     "forward_log_variance",
     "forward_log_variance_step",
     "gradient_log_variance",
+    "judge_gain",
+    "last_gradient_order",
+    "layernorm_rate",
+    "length_fixed_points",
     "length_map",
     "length_map_slope",
     "linear_backward",
@@ -51,10 +119,18 @@ __all__ = [
     "linear_forward",
     "linear_forward_gain",
     "mean_derivative_squared",
+    "nf_gain",
     "norm_backward_gain",
     "padded_fans",
+    "pair_expectation",
+    "phase_diagram",
+    "pre_norm_second_moment",
+    "residual_course",
     "saturated_share",
     "second_moment",
+    "slope_covariance",
     "softmax_loss_at_init",
     "torch_default_gain",
+    "torch_gain",
+    "trajectory",
 ]

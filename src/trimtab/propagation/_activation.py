@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.propagation._closed import ClosedForms
+
 Array = NDArray[np.float64]
 Scalar = Callable[[Array], Array]
 
@@ -23,6 +25,7 @@ class Activation:
         low: The greatest lower bound of the values, -inf if there is none.
         high: The least upper bound of the values, inf if there is none.
         derivative_max: The least upper bound of the size of the derivative.
+        closed: Its Gaussian expectations where they have a closed form.
     """
 
     name: str
@@ -32,3 +35,4 @@ class Activation:
     low: float = -math.inf
     high: float = math.inf
     derivative_max: float = 1.0
+    closed: ClosedForms | None = None

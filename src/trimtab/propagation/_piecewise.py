@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from trimtab.propagation._activation import Activation, Array
+from trimtab.propagation._closed import rectifier
 
 SELU_SCALE = 1.0507009873554804934193349852946
 SELU_ALPHA = 1.6732632423543772848170429916717
@@ -16,12 +17,19 @@ def _inside(u: Array, low: float, high: float) -> Array:
 
 def identity() -> Activation:
     """Return phi(u) = u."""
-    return Activation("identity", lambda u: u * 1.0, np.ones_like)
+    return Activation("identity", lambda u: u * 1.0, np.ones_like, closed=rectifier(1.0))
 
 
 def relu() -> Activation:
     """Return phi(u) = max(0, u)."""
-    return Activation("relu", lambda u: np.maximum(u, 0.0), lambda u: (u > 0).astype(np.float64), (0.0,), low=0.0)
+    return Activation(
+        "relu",
+        lambda u: np.maximum(u, 0.0),
+        lambda u: (u > 0).astype(np.float64),
+        (0.0,),
+        low=0.0,
+        closed=rectifier(0.0),
+    )
 
 
 def _leaky(name: str, slope: float) -> Activation:
@@ -32,6 +40,7 @@ def _leaky(name: str, slope: float) -> Activation:
         (0.0,),
         low=0.0 if slope <= 0 else -math.inf,
         derivative_max=max(1.0, abs(slope)),
+        closed=rectifier(slope),
     )
 
 

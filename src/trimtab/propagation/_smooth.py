@@ -6,6 +6,7 @@ import numpy as np
 from scipy import special
 
 from trimtab.propagation._activation import Activation, Array
+from trimtab.propagation._closed import error_function, sine
 
 ROOT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715  # Hendrycks & Gimpel 2016, the tanh approximation
@@ -56,12 +57,13 @@ def erf() -> Activation:
         low=-1.0,
         high=1.0,
         derivative_max=top,
+        closed=error_function(),
     )
 
 
 def sin() -> Activation:
     """Return phi(u) = sin u (Sitzmann et al. 2020); a frequency belongs to the variance of u."""
-    return Activation("sin", np.sin, np.cos, low=-1.0, high=1.0)
+    return Activation("sin", np.sin, np.cos, low=-1.0, high=1.0, closed=sine())
 
 
 def softplus(beta: float = 1.0) -> Activation:

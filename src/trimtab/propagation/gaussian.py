@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from torch import nn
 
-from trimtab.propagation._activation import Array
+from trimtab.propagation._activation import Activation, Array
 from trimtab.propagation._checks import require_finite, require_not_negative
+from trimtab.propagation.functions import ActivationLike, as_activation
 
 Q = TypeVar("Q", float, Array)
 
@@ -16,7 +18,7 @@ RINGS = np.array([s * 4.0**k for s in (-1.0, 1.0) for k in range(-2, 9)])  # pan
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(32)
 
 
-def expectation(f: Callable[[Array], Any], q: Q, mean: float = 0.0, kinks: Sequence[float] = ()) -> Q:
+def expectation(f: ActivationLike | Callable[[Array], Any], q: Q, mean: float = 0.0, kinks: Sequence[float] = ()) -> Q:
     """E f(mean + sqrt(q) z) for z ~ N(0, 1), the integral of the mean-field theory (Poole et al. 2016, eq. 3).
 
     Composite Gauss-Legendre quadrature over 12 standard deviations: panels of half a standard deviation, cut at the
@@ -26,7 +28,8 @@ def expectation(f: Callable[[Array], Any], q: Q, mean: float = 0.0, kinks: Seque
     At q = 0 the value is the limit q -> 0, which at a kink is the mean of the two sides.
 
     Args:
-        f: The function, over arrays.
+        f: The function, over NumPy arrays; or an activation: a name, a module, a function of tensors (`as_activation`),
+            which brings its kinks along.
         q: Variance of the argument; an array gives an array.
         mean: Mean of the argument.
         kinks: Where f or one of its derivatives jumps.
@@ -39,9 +42,21 @@ def expectation(f: Callable[[Array], Any], q: Q, mean: float = 0.0, kinks: Seque
     """
     require_not_negative("the variance q", q)
     require_finite("the mean", mean)
+    function: Any = f
+    if isinstance(f, Activation | str | nn.Module):
+        function, kinks = _of_activation(f, kinks)
     variances = np.asarray(q, dtype=np.float64)
-    means = np.array([_integral(f, float(v), mean, kinks) for v in variances.ravel()]).reshape(variances.shape)
-    return means if isinstance(q, np.ndarray) else float(means)
+    try:
+        means = [_integral(function, float(v), mean, kinks) for v in variances.ravel()]
+    except (TypeError, AttributeError):  # it takes tensors, or nothing at all, which as_activation says
+        function, kinks = _of_activation(f, kinks)
+        means = [_integral(function, float(v), mean, kinks) for v in variances.ravel()]
+    return np.array(means).reshape(variances.shape) if isinstance(q, np.ndarray) else means[0]
+
+
+def _of_activation(f: Any, kinks: Sequence[float]) -> tuple[Callable[[Array], Any], Sequence[float]]:
+    phi = as_activation(f)
+    return phi.value, (*phi.kinks, *kinks)
 
 
 def _integral(f: Callable[[Array], Any], q: float, mean: float, kinks: Sequence[float]) -> float:

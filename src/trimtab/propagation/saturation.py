@@ -6,22 +6,23 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from trimtab.propagation._activation import Activation, Array
+from trimtab.propagation._activation import Array
 from trimtab.propagation._checks import PropagationError, require_finite, require_positive
+from trimtab.propagation.functions import ActivationLike, as_activation
 
 REACH = 9.0  # standard deviations; P(|z| > 9) = 2e-19
 EVEN = np.linspace(-REACH, REACH, 4001)
 AROUND_ZERO = np.sinh(np.linspace(-12.0, 12.0, 4001))  # in units of u: dense where phi bends
 
 
-def saturated_share(activation: Activation, q: float, threshold: float = 0.05, mean: float = 0.0) -> float:
+def saturated_share(activation: ActivationLike, q: float, threshold: float = 0.05, mean: float = 0.0) -> float:
     """P(|phi'(u)| < threshold max |phi'|), u ~ N(mean, q): the share of units that pass next to no gradient.
 
     The flat parts are where Glorot & Bengio 2010 (AISTATS, sec. 3) call a unit saturated. At q = 1 and threshold 0.05:
     tanh 2.9 %, sigmoid 1.3e-5, ReLU one half.
 
     Args:
-        activation: The nonlinearity phi.
+        activation: The nonlinearity phi: a name, a module, a function (`as_activation`).
         q: Variance of the pre-activation.
         threshold: Which part of the greatest derivative still counts as flat, above 0 and up to 1.
         mean: Mean of the pre-activation.
@@ -32,14 +33,15 @@ def saturated_share(activation: Activation, q: float, threshold: float = 0.05, m
     Raises:
         PropagationError: If q is not positive or the threshold is outside (0, 1].
     """
+    phi = as_activation(activation)
     require_positive("the variance q", q)
     require_finite("the mean", mean)
     if not 0.0 < threshold <= 1.0:
         raise PropagationError(f"the threshold is {threshold}; a part above 0 and up to 1 is needed")
-    scale, limit = float(np.sqrt(q)), threshold * activation.derivative_max
+    scale, limit = float(np.sqrt(q)), threshold * phi.derivative_max
 
     def excess(z: float | Array) -> Array:
-        return np.abs(activation.derivative(np.asarray(mean + scale * z))) - limit
+        return np.abs(phi.derivative(np.asarray(mean + scale * z))) - limit
 
     grid = np.unique(np.concatenate([EVEN, np.clip((AROUND_ZERO - mean) / scale, -REACH, REACH)]))
     above = excess(grid) >= 0.0

@@ -12,12 +12,13 @@ import numpy as np
 
 from trimtab.propagation._activation import Activation, Array
 from trimtab.propagation._checks import PropagationError, require_finite, require_not_negative, require_positive
+from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import length_map, length_map_slope, mean_derivative_squared, second_moment
 from trimtab.propagation.gaussian import expectation
 
 
 def forward_log_variance_step(
-    activation: Activation, q: float, weight_var: float, bias_var: float, width: float, log_variance: float
+    activation: ActivationLike, q: float, weight_var: float, bias_var: float, width: float, log_variance: float
 ) -> float:
     """T' = (d log q'/d log q)^2 T + weight_var^2 Var(phi^2)/(q'^2 width): from the scatter of one layer to the next.
 
@@ -26,7 +27,7 @@ def forward_log_variance_step(
     noise of its mean over `width` units.
 
     Args:
-        activation: The nonlinearity phi.
+        activation: The nonlinearity phi: a name, a module, a function (`as_activation`).
         q: Second moment of the layer's pre-activations.
         weight_var: n_in Var W of the next layer.
         bias_var: Var b of the next layer.
@@ -36,6 +37,7 @@ def forward_log_variance_step(
     Returns:
         T of the next layer.
     """
+    activation = as_activation(activation)
     require_positive("the width", width)
     require_not_negative("the log variance", log_variance)
     slope = length_map_slope(activation, q, weight_var, bias_var)
@@ -43,7 +45,7 @@ def forward_log_variance_step(
 
 
 def forward_log_variance(
-    activation: Activation, q: float, weight_var: float, bias_var: float, widths: Sequence[float]
+    activation: ActivationLike, q: float, weight_var: float, bias_var: float, widths: Sequence[float]
 ) -> Array:
     """Var log q_hat of every layer's measured second moment, for a stack of equal layers on a fixed input.
 
@@ -51,7 +53,7 @@ def forward_log_variance(
     (5 (L - 1) + 2)/n (Hanin & Nica 2018, arXiv:1812.05994, for the growth 5/n).
 
     Args:
-        activation: The nonlinearity phi.
+        activation: The nonlinearity phi: a name, a module, a function (`as_activation`).
         q: Second moment of the first layer's pre-activations.
         weight_var: n_in Var W of the layers.
         bias_var: Var b of the layers.
@@ -60,6 +62,7 @@ def forward_log_variance(
     Returns:
         One variance for each layer.
     """
+    activation = as_activation(activation)
     total, out = 0.0, []
     for width in widths:
         require_positive("the width", width)
@@ -69,7 +72,7 @@ def forward_log_variance(
     return np.array(out)
 
 
-def backward_log_variance(activation: Activation, width: float, q: float = 1.0) -> float:
+def backward_log_variance(activation: ActivationLike, width: float, q: float = 1.0) -> float:
     """(3 E phi'^4/(E phi'^2)^2 - 1)/width: what one layer adds to Var log of a gradient's squared norm.
 
     A gradient passes Gaussian weights and then phi': its squared norm is a sum over `width` units of phi'^2 g^2 with
@@ -78,19 +81,20 @@ def backward_log_variance(activation: Activation, width: float, q: float = 1.0) 
     scatter of q adds to it over the layers, which `gradient_log_variance` follows.
 
     Args:
-        activation: The nonlinearity phi.
+        activation: The nonlinearity phi: a name, a module, a function (`as_activation`).
         width: How many units the layer has.
         q: Second moment of its pre-activations.
 
     Returns:
         The variance per layer.
     """
+    activation = as_activation(activation)
     require_positive("the width", width)
     return _backward_noise(activation, q) / width
 
 
 def gradient_log_variance(
-    activation: Activation, q: float, weight_var: float, bias_var: float, widths: Sequence[float]
+    activation: ActivationLike, q: float, weight_var: float, bias_var: float, widths: Sequence[float]
 ) -> float:
     """Var log of a gradient's squared norm over a stack of equal layers, with the scatter of q that the layers share.
 
@@ -101,7 +105,7 @@ def gradient_log_variance(
     both, weight_var (E phi^2 phi'^2/E phi'^2 - E phi^2)/q'. For ReLU and linear layers b = 0 and S = L v/n.
 
     Args:
-        activation: The nonlinearity phi.
+        activation: The nonlinearity phi: a name, a module, a function (`as_activation`).
         q: Second moment of the first layer's pre-activations.
         weight_var: n_in Var W of the layers.
         bias_var: Var b of the layers.
@@ -110,6 +114,7 @@ def gradient_log_variance(
     Returns:
         The variance of the log of the total gain.
     """
+    activation = as_activation(activation)
     spread, shared, lengths = 0.0, 0.0, 0.0
     for width in widths:
         require_positive("the width", width)

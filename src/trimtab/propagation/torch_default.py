@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from trimtab.propagation._activation import Activation
 from trimtab.propagation._checks import require_positive
+from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import chi, length_map
 
 TORCH_DEFAULT_WEIGHT_VAR = 1.0 / 3.0
@@ -21,7 +21,7 @@ class Gain(NamedTuple):
     backward: float
 
 
-def torch_default_gain(activation: Activation, fan_in: int, q: float = 1.0) -> Gain:
+def torch_default_gain(activation: ActivationLike, fan_in: int, q: float = 1.0) -> Gain:
     """Gains of a square layer, activation first, under the default init of torch.nn.Linear and the convolutions.
 
     kaiming_uniform with a = sqrt(5) draws W from U(-1/sqrt(n), 1/sqrt(n)), and the bias is drawn so too
@@ -36,6 +36,7 @@ def torch_default_gain(activation: Activation, fan_in: int, q: float = 1.0) -> G
     Returns:
         q'/q and chi_1.
     """
+    activation = as_activation(activation)
     require_positive("fan_in", fan_in)
     require_positive("q", q)
     after = length_map(activation, q, TORCH_DEFAULT_WEIGHT_VAR, 1.0 / (3.0 * fan_in))

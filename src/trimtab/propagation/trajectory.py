@@ -1,0 +1,108 @@
+"""The signal and the gradient of a deep net, layer by layer, from a measured start."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trimtab.propagation._activation import Array
+from trimtab.propagation._checks import PropagationError, require_not_negative
+from trimtab.propagation.correlation import chi_c, decorrelation_map
+from trimtab.propagation.functions import ActivationLike, as_activation
+from trimtab.propagation.gains import chi, length_map
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """What the maps give for every layer, the first one's given values first.
+
+    Attributes:
+        q: Second moments of the pre-activations, shape (depth,).
+        d: 1 - c of the pre-activations of two inputs, shape (depth,).
+        chi: Gain of the squared gradient, g_l = chi_l g_(l + 1), shape (depth - 1,).
+        shared: What the covariance of two inputs' gradients is multiplied with there, shape (depth - 1,).
+    """
+
+    q: Array
+    d: Array
+    chi: Array
+    shared: Array
+
+    @property
+    def c(self) -> Array:
+        """Correlation of the pre-activations of two inputs, shape (depth,)."""
+        return 1.0 - self.d
+
+    @property
+    def log_gradient(self) -> Array:
+        """Natural log of each layer's squared gradient over the last layer's, shape (depth,)."""
+        with np.errstate(divide="ignore"):
+            return _from_the_top(np.log(self.chi))
+
+    @property
+    def gradient_correlation(self) -> Array:
+        """Correlation of two inputs' gradients at each layer, where the last layer's are equal, shape (depth,).
+
+        The product of E phi' phi'/E phi'^2 over the layers above: how far gradients are shattered (Balduzzi et al. 2017,
+        arXiv:1702.08591; backward covariance of Schoenholz et al. 2017, sec. 4). 0 where no gradient arrives.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            kept = np.where(self.chi > 0.0, self.shared / self.chi, 0.0)
+        return np.append(np.cumprod(kept[::-1])[::-1], 1.0)
+
+
+def trajectory(
+    activation: ActivationLike,
+    q: float,
+    weight_var: float | Sequence[float],
+    bias_var: float | Sequence[float] = 0.0,
+    *,
+    depth: int,
+    c: float = 1.0,
+) -> Trajectory:
+    """Iterate the length, correlation and gradient maps (Poole et al. 2016, eqs. 3, 5; Schoenholz et al. 2017, sec. 4).
+
+    From a measured start, because a fixed point may be far away, unstable or absent. At c = 1, the default, only q and
+    the gradient are of interest. Where the signal has died (q' = 0) correlations stay as they were.
+
+    Args:
+        activation: The nonlinearity phi: a name, a module, a function.
+        q: Second moment of the first layer's pre-activations, as measured.
+        weight_var: n_in Var W of the layers after the first: one number for all, or depth - 1 of them.
+        bias_var: Var b of the same layers, likewise.
+        depth: How many layers, the first included.
+        c: Correlation of two inputs' pre-activations in the first layer.
+
+    Returns:
+        The course over the layers.
+
+    Raises:
+        PropagationError: If a number is out of range, or the depth and the sequences do not fit.
+    """
+    phi = as_activation(activation)
+    require_not_negative("q", q)
+    if not -1.0 <= c <= 1.0:
+        raise PropagationError(f"the correlation c is {c}; a number from -1 to 1 is needed")
+    if not depth >= 1:
+        raise PropagationError(f"depth is {depth}; one layer or more is needed")
+    weights, biases = _each("weight_var", weight_var, depth - 1), _each("bias_var", bias_var, depth - 1)
+    lengths, apart, gains, shared = [float(q)], [1.0 - c], [], []
+    for weight, bias in zip(weights, biases, strict=True):
+        before, d = lengths[-1], apart[-1]
+        gains.append(chi(phi, before, weight))
+        shared.append(gains[-1] if d == 0.0 else chi_c(phi, 1.0 - d, before, weight))
+        lengths.append(length_map(phi, before, weight, bias))
+        apart.append(decorrelation_map(phi, d, before, weight, bias) if d > 0.0 and lengths[-1] > 0.0 else d)
+    return Trajectory(np.array(lengths), np.array(apart), np.array(gains), np.array(shared))
+
+
+def _each(name: str, value: float | Sequence[float], steps: int) -> list[float]:
+    values = np.asarray(value, dtype=np.float64)
+    require_not_negative(name, values)
+    if values.ndim > 1 or (values.ndim == 1 and len(values) != steps):
+        raise PropagationError(f"{name} has shape {values.shape}; one number or depth - 1 = {steps} numbers are needed")
+    return [float(v) for v in np.broadcast_to(values, steps)]
+
+
+def _from_the_top(steps: Array) -> Array:
+    return np.append(np.cumsum(steps[::-1])[::-1], 0.0)
