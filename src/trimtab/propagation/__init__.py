@@ -14,6 +14,7 @@ from trimtab.propagation.gains import (
     second_moment,
 )
 from trimtab.propagation.gaussian import expectation
+from trimtab.propagation.jacobians import LayerJacobian, NetworkJacobian, Spectrum, jacobian
 from trimtab.propagation.layers import linear_backward, linear_backward_gain, linear_forward, linear_forward_gain
 from trimtab.propagation.loss import softmax_loss_at_init
 from trimtab.propagation.norms import norm_backward_gain
@@ -31,7 +32,10 @@ __all__ = [
     "ACTIVATION_NAMES",
     "Activation",
     "Gain",
+    "LayerJacobian",
+    "NetworkJacobian",
     "PropagationError",
+    "Spectrum",
     "UnknownActivationError",
     "activation",
     "backward_log_variance",
@@ -44,6 +48,7 @@ __all__ = [
     "forward_log_variance",
     "forward_log_variance_step",
     "gradient_log_variance",
+    "jacobian",
     "length_map",
     "length_map_slope",
     "linear_backward",
