@@ -14,6 +14,7 @@ from trimtab.propagation.gains import (
     second_moment,
 )
 from trimtab.propagation.gaussian import expectation
+from trimtab.propagation.initialization import Change, Initialized, LayerMoments, critical_, lsuv_
 from trimtab.propagation.jacobians import LayerJacobian, NetworkJacobian, Spectrum, jacobian
 from trimtab.propagation.layers import linear_backward, linear_backward_gain, linear_forward, linear_forward_gain
 from trimtab.propagation.loss import softmax_loss_at_init
@@ -31,8 +32,11 @@ from trimtab.propagation.torch_default import Gain, torch_default_gain
 __all__ = [
     "ACTIVATION_NAMES",
     "Activation",
+    "Change",
     "Gain",
+    "Initialized",
     "LayerJacobian",
+    "LayerMoments",
     "NetworkJacobian",
     "PropagationError",
     "Spectrum",
@@ -42,6 +46,7 @@ __all__ = [
     "band",
     "batchnorm_rate",
     "chi",
+    "critical_",
     "expectation",
     "fans",
     "first_moment",
@@ -55,6 +60,7 @@ __all__ = [
     "linear_backward_gain",
     "linear_forward",
     "linear_forward_gain",
+    "lsuv_",
     "mean_derivative_squared",
     "norm_backward_gain",
     "padded_fans",
