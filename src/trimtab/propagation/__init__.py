@@ -28,17 +28,20 @@ from trimtab.propagation.tolerance import (
     gradient_log_variance,
 )
 from trimtab.propagation.torch_default import Gain, torch_default_gain
+from trimtab.propagation.width import CoordinateCheck, SiteScaling, coordinate_check, coordinate_figure
 
 __all__ = [
     "ACTIVATION_NAMES",
     "Activation",
     "Change",
+    "CoordinateCheck",
     "Gain",
     "Initialized",
     "LayerJacobian",
     "LayerMoments",
     "NetworkJacobian",
     "PropagationError",
+    "SiteScaling",
     "Spectrum",
     "UnknownActivationError",
     "activation",
@@ -46,6 +49,8 @@ __all__ = [
     "band",
     "batchnorm_rate",
     "chi",
+    "coordinate_check",
+    "coordinate_figure",
     "critical_",
     "expectation",
     "fans",
