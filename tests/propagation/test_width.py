@@ -142,7 +142,9 @@ def test_bad_input_is_told():
     with pytest.raises(PropagationError, match="lower lr"):
         coordinate_check(lambda n: nn.Linear(16, 4), [8, 16], pair, lr=1e38, optimizer="sgd")
     with pytest.raises(PropagationError, match="not the same for all widths"):
-        coordinate_check(lambda n: standard(n)[: n // 8], [8, 40], pair, lr=0.1)
+        coordinate_check(lambda n: standard(n) if n == 8 else nn.Linear(16, 4), [8, 16], pair, lr=0.1)
+    with pytest.raises(PropagationError, match="the same is needed"):
+        coordinate_check(lambda n: nn.Linear(16, n), [8, 16], pair, lr=0.1)
     with pytest.raises(NormalizationError, match="lr is 0"):
         coordinate_check(standard, [8, 16], pair, lr=0.0)
 

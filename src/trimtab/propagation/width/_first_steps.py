@@ -101,9 +101,13 @@ def loss_of(batch: Any) -> Loss:
     def loss(model: nn.Module, pair: Any) -> Tensor:
         with told_what_was_given("batch", pair):
             output = feed(model, pair)
-            return (
-                nn.functional.cross_entropy(output, pair[1]) if whole else 0.5 * nn.functional.mse_loss(output, pair[1])
+        if whole:
+            return nn.functional.cross_entropy(output, pair[1])
+        if output.shape != pair[1].shape:  # it would be broadcast in silence
+            raise PropagationError(
+                f"the model's output has shape {tuple(output.shape)}, the targets {tuple(pair[1].shape)}; the same is needed"
             )
+        return 0.5 * nn.functional.mse_loss(output, pair[1])
 
     return loss
 
