@@ -358,6 +358,42 @@ def test_half_precision_and_mappings():
     assert report.after[0].signal == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.parametrize("initializer", [critical_, lsuv_])
+def test_under_autocast_the_weights_are_found(initializer):
+    class Cast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.b(torch.relu(self.a(x)))
+
+    report = initializer(Cast(), torch.randn(64, 64))
+    assert report["b.weight"].gain == pytest.approx(math.sqrt(2), rel=0.1)
+    assert report.after[0].signal == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])
+def test_padding_hides_no_activation(mode):
+    layers = [nn.Conv2d(4, 4, 3, padding=1, padding_mode=mode) for _ in range(2)]
+    report = critical_(nn.Sequential(layers[0], nn.ReLU(), layers[1]), torch.randn(8, 4, 6, 6))
+    assert report["2.weight"].activation == "relu"
+    assert report["2.weight"].gain == pytest.approx(math.sqrt(2), rel=1e-3)
+
+
+def test_what_is_not_understood_is_named():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.b(torch.softmax(self.a(x), -1))
+
+    assert "softmax" in critical_(Odd(), torch.randn(8, 8))["b.weight"].note
+
+
 def test_the_report_prints():
     report = critical_(mlp("relu", 3), torch.randn(16, WIDTH), generator=seeded())
     text = str(report)

@@ -1,5 +1,6 @@
 """The Jacobians of a network, layer by layer and from end to end, by products with vectors only."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,7 +116,7 @@ def jacobian(
     model: nn.Module,
     batch: Any,
     *,
-    layers: Any = None,
+    layers: Sequence[str] | None = None,
     probes: int = 16,
     steps: int = 64,
     seed: int = 0,

@@ -34,13 +34,18 @@ def starting_q(activation: Activation, depth: int, bias_var: float = 0.0) -> flo
 
 def _grown(activation: Activation, q: float, depth: int, bias_var: float) -> float:
     total = 0.0
-    for _ in range(depth):
+    for left in range(depth, 0, -1):
         passed = mean_derivative_squared(activation, q)
         if not (passed > 0.0 and q > 0.0 and length_map(activation, q, 1.0) > 0.0):
             return total  # told of at the layer
         weight_var = 1.0 / passed
-        total += math.log(length_map_slope(activation, q, weight_var, bias_var))
+        step, after = (
+            math.log(length_map_slope(activation, q, weight_var, bias_var)),
+            length_map(activation, q, weight_var, bias_var),
+        )
+        if math.isclose(q, after, rel_tol=1e-7):  # ReLU: every layer is like this one
+            return total + left * step
+        total, q = total + step, after
         if total > ALLOWED:
             return total
-        q = length_map(activation, q, weight_var, bias_var)
     return total

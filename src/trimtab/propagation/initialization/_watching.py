@@ -33,9 +33,12 @@ NORMS = (
 )
 PASSING = (  # moves or picks values: what the values are distributed like stays about the same
     "clone", "_to_copy", "cat", "stack", "constant_pad_nd", "roll", "flip", "index", "copy", "native_dropout",
-    "max_pool", "avg_pool", "_adaptive_avg_pool", "adaptive_max_pool", "upsample", "pixel_shuffle", "_reshape_copy",
+    "reflection_pad", "replication_pad", "max_pool", "avg_pool", "_adaptive_avg_pool", "adaptive_max_pool", "upsample", "pixel_shuffle", "_reshape_copy",
 )  # fmt: skip
 
+SHAPED = tuple(
+    f"aten::{name}" for name in ("new_", "empty_like", "zeros_like", "ones_like", "full_like", "rand")
+)  # no values
 UNTAGGED = (
     "_prelu_kernel",
     "prelu",
@@ -129,6 +132,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.act = act
         self.made: dict[int, Node] = {}
         self.alive: list[Any] = []  # memory that is given back could be another tensor's next
+        self.casts: list[tuple[Tensor, Tensor]] = []
         self.parameters = {_memory(p): name for name, p in model.named_parameters()}
         for tensor in pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch):
             if isinstance(tensor, Tensor):
@@ -140,8 +144,8 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         leaves, shape = pytree.tree_flatten((args, kwargs))
         held = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         parents = tuple(node for leaf in held if (node := self.made.get(_memory(leaf))) is not None)
-        if not parents:
-            return func(*args, **kwargs)
+        if not parents or func._schema.name.startswith(SHAPED):
+            return self._cast(func, args, kwargs)
         node = self._node(func, leaves, shape, parents)
         linear = self._linear_map(func, node, args, kwargs)
         run = partial(func, *args, **kwargs) if linear is None or self.act is None else partial(self.act, linear)
@@ -154,6 +158,21 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if fresh:
             self._note(node, *fresh)
         return output
+
+    def _cast(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run what does not depend on the batch; a parameter in another dtype, as of autocast, stays that parameter."""
+        output = func(*args, **kwargs)
+        name = self.parameters.get(_memory(args[0])) if args and isinstance(args[0], Tensor) else None
+        if func._schema.name == "aten::_to_copy" and name is not None:
+            self.parameters[_memory(output)] = name
+            self.casts.append((output, args[0]))
+        return output
+
+    def _execute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        for cast, parameter in self.casts:
+            if any(isinstance(arg, Tensor) and _memory(arg) == _memory(cast) for arg in args):
+                cast.copy_(parameter)  # which may have been set since
+        return func(*args, **kwargs)
 
     def _note(self, node: Node, *tensors: Tensor) -> None:
         self.nodes.append(node)
@@ -198,7 +217,9 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.kind, node.parameter, node.fed, node.depth = "linear", parameter, fed, node.depth + 1
             bias = args[2] if node.name == CONVOLUTION else args[0] if places == (1, 2) else None
             named = self.parameters.get(_memory(bias)) if isinstance(bias, Tensor) else None
-            return LinearMap(node, fed, args[weight], named, args[given], args, lambda: func(*args, **kwargs))
+            return LinearMap(
+                node, fed, args[weight], named, args[given], args, partial(self._execute, func, args, kwargs)
+            )
         return None
 
 

@@ -146,6 +146,8 @@ def _by_batch(
             shape = shape_in_use(linear, setting.parameters[name])
             gain = _gain(name, source.kind, source.second_moment, activation, linear, options)
             factor, note = options.factor(name, name in last, gains)
+            if source.kind == "other" and activation is None:
+                note = "; ".join(filter(None, [note, f"fed by {source.name}, taken as it is"]))
             if name in normed:
                 note = "; ".join(filter(None, [note, "a norm follows, its size has no effect"]))
             setting.draw(name, shape, gain * factor, options.orthogonal)
