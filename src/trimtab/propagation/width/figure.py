@@ -38,7 +38,7 @@ def coordinate_figure(check: CoordinateCheck, path: str | Path | None = None) ->
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter, NullLocator
 
-    figure = Figure(figsize=(8.0, 5.6), dpi=150, layout="constrained", facecolor="white")
+    figure = Figure(figsize=(10.0, 5.6), dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2, sharex=True)
     for axis, quantity in zip(axes.ravel(), QUANTITIES, strict=True):
@@ -67,7 +67,14 @@ def coordinate_figure(check: CoordinateCheck, path: str | Path | None = None) ->
         axis.grid(color="#E5E5E5", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
         if rows:
-            axis.legend(fontsize=7, frameon=False, title="layer, slope", title_fontsize=7)
+            axis.legend(
+                fontsize=7,
+                frameon=False,
+                title="layer, slope",
+                title_fontsize=7,
+                loc="upper left",
+                bbox_to_anchor=(1.0, 1.0),
+            )
     for axis in axes[1]:
         axis.set_xlabel("width", fontsize=9)
     for axis in axes[:, 0]:
