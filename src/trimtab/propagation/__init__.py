@@ -26,6 +26,8 @@ from trimtab.propagation.gains import (
 )
 from trimtab.propagation.gaussian import expectation
 from trimtab.propagation.initial_gains import GainReport, backward_gain, forward_gain, judge_gain, nf_gain, torch_gain
+from trimtab.propagation.initialization import Change, Initialized, LayerMoments, critical_, lsuv_
+from trimtab.propagation.jacobians import LayerJacobian, NetworkJacobian, Spectrum, jacobian
 from trimtab.propagation.layers import linear_backward, linear_backward_gain, linear_forward, linear_forward_gain
 from trimtab.propagation.loss import softmax_loss_at_init
 from trimtab.propagation.norms import norm_backward_gain
@@ -63,19 +65,28 @@ from trimtab.propagation.transformer import (
     last_gradient_order,
     pre_norm_second_moment,
 )
+from trimtab.propagation.width import CoordinateCheck, SiteScaling, coordinate_check, coordinate_figure
 
 __all__ = [
     "ACTIVATION_NAMES",
     "POST_NORM_SECOND_MOMENT",
     "Activation",
     "ActivationLike",
+    "Change",
+    "CoordinateCheck",
     "CriticalPoint",
     "DepthScales",
     "FixedPoint",
     "Gain",
     "GainReport",
+    "Initialized",
+    "LayerJacobian",
+    "LayerMoments",
+    "NetworkJacobian",
     "PropagationError",
     "ResidualCourse",
+    "SiteScaling",
+    "Spectrum",
     "Trajectory",
     "UnknownActivationError",
     "activation",
@@ -86,9 +97,12 @@ __all__ = [
     "batchnorm_rate",
     "chi",
     "chi_c",
+    "coordinate_check",
+    "coordinate_figure",
     "correlation_fixed_points",
     "correlation_map",
     "covariance",
+    "critical_",
     "critical_points",
     "decay_as_schedule",
     "decorrelation_map",
@@ -108,6 +122,7 @@ __all__ = [
     "forward_log_variance",
     "forward_log_variance_step",
     "gradient_log_variance",
+    "jacobian",
     "judge_gain",
     "last_gradient_order",
     "layernorm_rate",
@@ -118,6 +133,7 @@ __all__ = [
     "linear_backward_gain",
     "linear_forward",
     "linear_forward_gain",
+    "lsuv_",
     "mean_derivative_squared",
     "nf_gain",
     "norm_backward_gain",

@@ -1,0 +1,84 @@
+"""The figure of a coordinate check."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trimtab.propagation.width._exponents import QUANTITIES
+from trimtab.propagation.width.coordinate import SHOWN_AT, CoordinateCheck
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+_SPAN = 10.0
+_TITLES = {
+    "activation": "output at the start",
+    "change": "change of the output",
+    "gradient": "gradient at the output",
+    "update": "first update of the weight",
+}
+
+
+def coordinate_figure(check: CoordinateCheck, path: str | Path | None = None) -> "Figure":
+    """Root mean square against width, a panel for each size, a line for each layer, on logarithmic axes.
+
+    Points are seeds, lines go through their geometric means. Flat lines in the panel of changes are what muP is for. No
+    global state of matplotlib is touched.
+
+    Args:
+        check: What `coordinate_check` found.
+        path: Where to save the figure as PNG; None saves nothing.
+
+    Returns:
+        The figure.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    figure = Figure(figsize=(10.0, 5.6), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, 2, sharex=True)
+    for axis, quantity in zip(axes.ravel(), QUANTITIES, strict=True):
+        rows = [site for site in check.shown if site.quantity == quantity]
+        for number, site in enumerate(rows):
+            sizes = np.array(site.sizes)
+            colour = _COLOURS[number % len(_COLOURS)]
+            axis.plot(check.widths, sizes, ".", color=colour, markersize=4, alpha=0.5)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                means = np.exp(np.log(sizes).mean(axis=1))
+            label = f"{site.name} ({site.role}) {site.slope:+.2f}"
+            axis.plot(check.widths, means, color=colour, linewidth=1.4, label=label)
+        step = SHOWN_AT.get(quantity, check.steps)
+        title = _TITLES[quantity] + (f" after {step} steps" if quantity == "change" else "")
+        axis.set_title(title, fontsize=10)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        low, high = axis.get_ylim()
+        if high < _SPAN * low:  # or the scatter of a flat line fills the panel
+            middle = (low * high) ** 0.5
+            axis.set_ylim(middle / _SPAN**0.5, middle * _SPAN**0.5)
+        axis.set_xticks(check.widths, [str(width) for width in check.widths])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.tick_params(labelsize=8)
+        axis.grid(color="#E5E5E5", linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+        if rows:
+            axis.legend(
+                fontsize=7,
+                frameon=False,
+                title="layer, slope",
+                title_fontsize=7,
+                loc="upper left",
+                bbox_to_anchor=(1.0, 1.0),
+            )
+    for axis in axes[1]:
+        axis.set_xlabel("width", fontsize=9)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("root mean square", fontsize=9)
+    if path is not None:
+        figure.savefig(path)
+    return figure
