@@ -254,3 +254,20 @@ def test_a_model_left_in_evaluation_mode_is_a_slip_of_the_loop_also_where_it_lea
     found = said(classify(net, SGD(net.parameters(), 0.2), 150, size=32, step=step), "stale-running-stats")
     assert found == ([] if back else [("warning", ("loop", *found[0][1][1:]))])
     assert back or set(found[0][1]) <= {"loop", "1", "4"}
+
+
+def test_a_norm_that_divides_by_what_it_has_kept_is_not_judged_by_what_it_is_given():
+    """In evaluation mode a small input stays small, whatever eps is."""
+    net = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+    nn.init.normal_(net[0].weight, std=1e-5)
+    nn.init.zeros_(net[0].bias)
+
+    def step(setup, batch):
+        setup.model[1].eval()
+        setup.optimizer.zero_grad()
+        loss = cross_entropy(setup.model, batch)
+        loss.backward()
+        setup.optimizer.step()
+        return loss
+
+    assert said(classify(net, SGD(net.parameters(), 1e-6), 40, step=step), "norm-precision") == []

@@ -244,6 +244,8 @@ def _outweighed(view: View, model: int, call: str, links: dict[str, dict[str, An
     values = values_per_statistic(facts, shape_of(links[call]))
     if not _normalizes(view, model, call, facts) or (values is not None and values < 2):
         return None
+    if any((norm.model, norm.name) == (model, call) and not norm.normalizes_by_batch for norm in view.batch_norms):
+        return None  # it divides by what it has kept, not by what it is given
     share, steps = _share(view, model, call)
     given = _given(view, model, links[call], steps)
     if given is None or not share < WEAK:
