@@ -9,6 +9,7 @@ from diagnosis_cases import Made, evidence, findings, only, row, stuck, watched
 from problems import (
     batch_norm_scales_the_answer,
     build,
+    classify,
     cross_entropy,
     group_norm_of_pairs_that_learns,
     group_of_one,
@@ -587,3 +588,32 @@ def test_a_bias_that_is_added_is_no_residual_sum():
     record = run(Biased(), torch.randn(64, 64), torch.randint(10, (64,)), cross_entropy, rate=0.1)
     assert findings(residual_growth, record) == []
     assert findings(exploding_gradient, record)
+
+
+class Halved(nn.Module):
+    """An RMS norm written by hand that computes in half precision, behind a factor that no module applies."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight, self.dtype, self.eps = nn.Parameter(torch.ones(32)), dtype, 1e-6
+
+    def forward(self, x):
+        h = x.to(self.dtype)
+        return self.weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_squares_that_overflow_behind_a_function_are_seen_at_the_norm_itself(dtype):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lift, self.norm, self.head = nn.Linear(64, 32), Halved(dtype), nn.Linear(32, 10)
+
+        def forward(self, x):
+            return self.head(self.norm(600 * self.lift(x)))
+
+    torch.manual_seed(0)
+    net = Net()
+    diagnosis = trimtab.diagnose(classify(net, torch.optim.SGD(net.parameters(), 0.1), 40))
+    codes = [f.code for f in diagnosis.roots if f.severity != "note"]
+    assert codes == (["norm-precision"] if dtype == torch.float16 else [])

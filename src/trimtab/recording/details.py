@@ -1,5 +1,6 @@
 """What is looked at more closely at a few steps: units, links between modules, input channels, the making of the loss."""
 
+import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -134,6 +135,17 @@ def link(
         "output": list(output.shape),
         "training": module.training,
     }
+
+
+@torch.no_grad()
+def given_to_norm(module: nn.Module, args: tuple[Any, ...]) -> dict[str, float] | None:
+    """Mean square and largest magnitude of the input of a norm, that is of a module with an eps; None for others, or without a number."""
+    given = measurable(args, 1)
+    if not hasattr(module, "eps") or not given or not plain(given[0]):
+        return None
+    values = given[0].detach().float()
+    found = {"moment": float(values.square().mean()), "largest": float(values.abs().max())}
+    return found if all(math.isfinite(value) for value in found.values()) else None
 
 
 def functional_activation(

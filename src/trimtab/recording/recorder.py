@@ -487,6 +487,7 @@ class Recorder:
         key = call_name(name, call)
         if key not in window.links:
             window.links[key] = link
+            link["given"] = details.given_to_norm(module, args)
             if call == 1 and batch_statistics.is_batch_norm(module):
                 self._look_at_batch(tap, args, link)
         if output.grad_fn is not None:

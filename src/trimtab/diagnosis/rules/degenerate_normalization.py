@@ -107,7 +107,7 @@ def _finding(
         )
     return Finding(
         code="degenerate-normalization",
-        severity=_severity(view, erased, only, _statistics(links[call], values)),
+        severity=_severity(view, values, erased, only, _statistics(links[call], values)),
         where=tuple(dict.fromkeys(view.name(model, one) for one in calls)),
         summary=summary,
         evidence=tuple(evidence),
@@ -122,12 +122,12 @@ def _statistics(link: dict[str, Any], values: int) -> int:
     return math.prod((shape_of(link) or [])[1:]) // values
 
 
-def _severity(view: View, erased: bool, only: bool, signs: int) -> Severity:
+def _severity(view: View, values: int, erased: bool, only: bool, signs: int) -> Severity:
     """One value is an error where nothing else reaches the loss or the run does not learn; many signs may be enough to learn from."""
     if erased:
         return "error" if only or not (view.learned or view.before_training) else "warning"
     if view.learned:
-        return "note"
+        return "warning" if only and values == 1 else "note"  # the order within pairs keeps more than the sign of each
     single = only and signs == 1
     if view.before_training:
         return "warning" if single else "note"

@@ -247,7 +247,7 @@ def _outweighed(view: View, model: int, call: str, links: dict[str, dict[str, An
     if any((norm.model, norm.name) == (model, call) and not norm.normalizes_by_batch for norm in view.batch_norms):
         return None  # it divides by what it has kept, not by what it is given
     share, steps = _share(view, model, call)
-    given = _given(view, model, links[call], steps)
+    given = _looked_at(view, model, call, steps) or _given(view, model, links[call], steps)
     if given is None or not share < WEAK:
         return None
     moment, largest = given
@@ -296,6 +296,17 @@ def _at(series: Series | None, steps: np.ndarray) -> np.ndarray:
         return np.full(len(steps), np.nan)
     by_step = dict(zip(series.steps.tolist(), series.second_moment.tolist(), strict=True))
     return np.array([by_step.get(int(step), math.nan) for step in steps])
+
+
+def _looked_at(view: View, model: int, call: str, steps: np.ndarray) -> tuple[float, float] | None:
+    """Median second moment and largest magnitude of a norm's own input, where that was looked at."""
+    looks = [
+        links.get(f"{model}:{call}", {}).get("given") for step, links in view.record.details["links"] if step in steps
+    ]
+    seen = [look for look in looks if look]
+    if not seen:
+        return None
+    return float(np.median([look["moment"] for look in seen])), float(np.median([look["largest"] for look in seen]))
 
 
 def _given(view: View, model: int, link: dict[str, Any], steps: np.ndarray) -> tuple[float, float] | None:
