@@ -1,0 +1,211 @@
+"""Operations entry by entry: any function of one Gaussian by quadrature; sums and products of different tensors."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.prediction.axes import aligned, fold
+from trimtab.prediction.fields import Field, applied, far, field_of, state_of
+from trimtab.prediction.registry import Call, Gradients, Value
+from trimtab.prediction.state import NoRuleError, State, size
+
+SUMS = {"aten.add": 1.0, "aten.sub": -1.0}
+
+
+def is_pointwise(call: Call) -> bool:
+    """Whether PyTorch itself says that the operation works entry by entry."""
+    return torch.Tag.pointwise in getattr(call.function, "tags", ())
+
+
+def forward(call: Call) -> State:
+    """A function of one Gaussian by quadrature; else a sum, product or quotient.
+
+    Args:
+        call: The operation.
+
+    Returns:
+        The state of its result.
+
+    Raises:
+        NoRuleError: If it joins different tensors in another way.
+    """
+    fields = _fields(call)
+    if fields is not None:
+        return _function(call, fields)
+    a, b = call.args[0], call.args[1] if len(call.args) > 1 else None
+    if call.name in SUMS and isinstance(a, Value) and isinstance(b, Value):
+        return added(call.state(a), call.state(b).scaled(SUMS[call.name] * call.kwargs.get("alpha", 1)))
+    if call.name == "aten.mul" and isinstance(b, Value):
+        return multiplied(call.state(a), call.state(b))
+    if call.name == "aten.div" and isinstance(b, Value):
+        return multiplied(call.state(a), _reciprocal(call, b))
+    raise NoRuleError(f"{call.name} of different tensors")
+
+
+def backward(call: Call, gradients: Sequence[State | None]) -> Gradients:
+    """The adjoint of sums and products; functions of one Gaussian are taken back by the engine.
+
+    Args:
+        call: The operation.
+        gradients: At its result.
+
+    Returns:
+        The gradients at its inputs.
+
+    Raises:
+        NoRuleError: If it is none of these.
+    """
+    gradient = gradients[0]
+    if gradient is None:
+        return {}
+    a, b = call.args[0], call.args[1] if len(call.args) > 1 else None
+    found: dict[int, State] = {}
+    if call.name in SUMS:
+        factor = float(call.kwargs.get("alpha", 1))
+        parts = [(a, gradient), (b, gradient.scaled(factor))]
+    elif call.name == "aten.mul" and isinstance(b, Value):
+        parts = [(a, multiplied(gradient, call.state(b))), (b, multiplied(gradient, call.state(a)))]
+    elif call.name == "aten.div" and isinstance(b, Value):
+        inverse = _reciprocal(call, b)
+        parts = [
+            (a, multiplied(gradient, inverse)),
+            (b, multiplied(multiplied(gradient, call.state(a)), multiplied(inverse, inverse))),
+        ]
+    else:
+        raise NoRuleError(f"{call.name} of different tensors")
+    for value, part in parts:
+        if isinstance(value, Value) and not value.known:
+            found[value.id] = summed_to(part, value.shape)
+    return found
+
+
+def _fields(call: Call) -> dict[int, Field] | None:
+    """The arguments as functions of one Gaussian, None if they are not."""
+    values = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Value)]
+    found = {}
+    for value in values:
+        if not value.known:
+            state = call.state(value)
+            found[value.id] = state.field or field_of(value.id, state)
+        elif size(value.shape) != 1 and call.name != "aten._prelu_kernel":
+            return None
+    return found if len({f.base for f in found.values()}) == 1 else None
+
+
+def _function(call: Call, fields: dict[int, Field]) -> State:
+    places = [
+        k
+        for k, item in enumerate(call.args)
+        if isinstance(item, Value)  # numbers stay where they are
+    ]
+    values: list[Value] = [call.args[k] for k in places]
+    function = functional(call.function)
+
+    def on_nodes(*tensors: Tensor | float) -> Tensor:
+        args = list(call.args)
+        for place, tensor in zip(places, tensors, strict=True):
+            args[place] = tensor if isinstance(tensor, Tensor) else torch.tensor(tensor, dtype=torch.float64)
+        kwargs = {k: v for k, v in call.kwargs.items() if k not in {"dtype", "device", "memory_format", "layout"}}
+        result: Tensor = function(*args, **kwargs)
+        return result
+
+    arguments: list[Field | float] = [fields[v.id] if not v.known else call.state(v).mean for v in values]
+    try:
+        field, partials = applied(arguments, on_nodes)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise NoRuleError(f"{call.name} cannot be evaluated on numbers: {error}") from error
+    call.partials = {v.id: p for v, p in zip(values, partials, strict=True) if not v.known}
+    state = state_of(field)
+    out = call.outputs[0]
+    if out is not None and tuple(size(f) for f in state.dims) != out.shape:
+        raise NoRuleError(f"{call.name} broadcasts")
+    return state
+
+
+def functional(function: Any) -> Any:
+    """The twin of an operation that leaves its input as it is."""
+    schema = function._schema
+    namespace, _, name = schema.name.partition("::")
+    if not name.endswith("_"):
+        return function
+    packet = getattr(getattr(torch.ops, namespace), name[:-1])
+    return getattr(packet, schema.overload_name or "default")
+
+
+def added(a: State, b: State) -> State:
+    """A sum of tensors that know nothing of each other but their means: E[x x'] add, and 2 E x E y comes to it.
+
+    A residual branch begins with random weights, so that it is uncorrelated with its input (De & Smith 2020,
+    arXiv:2002.10444); where one is a pointwise function of the other, the quadrature adds them instead.
+
+    Args:
+        a: One term.
+        b: The other.
+
+    Returns:
+        The state of the sum.
+    """
+    a, b = aligned(a, b)
+    kappa = a.kappa + b.kappa + 2.0 * a.mean * b.mean
+    first, second = a.second_moment, b.second_moment
+    total = float(kappa.reshape(-1)[-1])
+    spread, scatter = 2.0, 0.0
+    if total > 0:
+        spread = ((a.spread + 1) * first**2 + (b.spread + 1) * second**2 + 6 * first * second) / (first + second) ** 2 - 1
+        scatter = ((first * a.scatter**0.5 + second * b.scatter**0.5) / total) ** 2
+    state = State(a.dims, kappa, a.mean + b.mean, spread, scatter, measured=a.measured or b.measured)
+    return replace(state, near=_near_sum(a, b), mask=a.mask or b.mask)
+
+
+def _near_sum(a: State, b: State) -> tuple[float, ...]:
+    if a.ndim != 4 or not (a.near or b.near):
+        return ()
+    over = [max(s.second_moment - far(s), 0.0) for s in (a, b)]
+    total = sum(over)
+    if total <= 0:
+        return ()
+    count = max(len(a.near), len(b.near))
+    padded = [(*s.near, *[0.0] * (count - len(s.near))) for s in (a, b)]
+    return tuple((over[0] * x + over[1] * y) / total for x, y in zip(*padded, strict=True))
+
+
+def multiplied(a: State, b: State) -> State:
+    """A product of tensors that know nothing of each other: E[x x'] multiply.
+
+    Args:
+        a: One factor.
+        b: The other.
+
+    Returns:
+        The state of the product.
+    """
+    a, b = aligned(a, b)
+    spread = (a.spread + 1.0) * (b.spread + 1.0) - 1.0
+    state = State(a.dims, a.kappa * b.kappa, a.mean * b.mean, spread, a.scatter + b.scatter)
+    near = a.near if a.ndim == 4 and a.near else b.near if b.ndim == 4 else ()
+    return replace(state, near=near, measured=a.measured or b.measured)
+
+
+def _reciprocal(call: Call, value: Value) -> State:
+    """1/y, by quadrature over y."""
+    state = call.state(value)
+    field, _ = applied([state.field or field_of(value.id, state)], torch.reciprocal)
+    return replace(state_of(field), field=None)
+
+
+def summed_to(gradient: State, shape: Sequence[int]) -> State:
+    """The gradient summed over what was broadcast: E[g g'] of a sum of n entries is n^2 times that of their mean."""
+    extra = gradient.ndim - len(shape)
+    shapes = [1] * extra + list(shape)
+    wide = [d for d, n in enumerate(shapes) if n == 1 and gradient.dims[d]]
+    if wide:
+        axes = gradient.axes(*wide)
+        n = size([gradient.sizes[a] for a in axes])
+        kappa = fold(gradient.kappa, gradient.sizes, axes) * float(n) ** 2
+        kappa = kappa.reshape([2] * (kappa.ndim - len(axes)))
+        dims = tuple(() if d in wide else f for d, f in enumerate(gradient.dims))
+        gradient = replace(gradient, dims=dims, kappa=kappa, mean=gradient.mean * n)
+    return replace(gradient, dims=gradient.dims[extra:], field=None)
