@@ -10,6 +10,7 @@ from trimtab.prediction.axes import aligned
 from trimtab.prediction.fields import passed
 from trimtab.prediction.registry import Call, Value, rule_for
 from trimtab.prediction.rules import pointwise
+from trimtab.prediction.rules.pointwise import multiplied
 from trimtab.prediction.state import NoRuleError, State, dims_of, independent, size
 
 
@@ -143,7 +144,7 @@ def _back(flow: Flow, call: Call, gradients: list[State | None]) -> None:
     state = call.states.get(out.id) if out is not None else None
     if state is not None and state.field is not None and state.field.base != (out.id if out else None):
         if gradients[0] is not None:  # the chain back to its Gaussian in one step
-            _deposit(flow, state.field.base, product(gradients[0], passed(state.field)), show=False)
+            _deposit(flow, state.field.base, multiplied(gradients[0], passed(state.field)), show=False)
             _show_base(flow, call, state, gradients[0])
         return
     rule = rule_for(call.name)
@@ -189,17 +190,3 @@ def _deposit(flow: Flow, key: int, gradient: State, show: bool = True) -> None:
     flow.gradients[key] = gradient
     if show:
         flow.shown[key] = flow.shown.get(key, 0.0) + (gradient.second_moment - (before.second_moment if before else 0.0))
-
-
-def product(gradient: State, other: State) -> State:
-    """Entry by entry, for tensors that know nothing of each other."""
-    a, b = aligned(gradient, other)
-    spread = (a.spread + 1.0) * (b.spread + 1.0) - 1.0
-    return State(
-        a.dims,
-        a.kappa * b.kappa,
-        a.mean * b.mean,
-        spread,
-        a.scatter + b.scatter,
-        measured=a.measured or b.measured,
-    )

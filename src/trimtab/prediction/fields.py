@@ -132,6 +132,7 @@ def state_of(field: Field) -> State:
         mean,
         max(fourth / q**2 - 1.0, 0.0) if q > 0 else 0.0,
         slope**2 * start.scatter,
+        start.alike,
         near=near,
         measured=start.measured,
         field=field,
@@ -149,6 +150,7 @@ def passed(field: Field) -> State:
         float(w @ s),
         max(float(w @ s**4) / q**2 - 1.0, 0.0) if q > 0 else 0.0,
         turn**2 * start.scatter,
+        start.alike,
         measured=start.measured,
     )
 

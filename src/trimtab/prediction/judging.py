@@ -51,10 +51,10 @@ def judged(heard: Sequence[Heard], flow: Flow, inputs: Sequence[float]) -> tuple
                 site.name,
                 site.kind,
                 depth,
-                predicted,
+                _centre(predicted, variance),
                 site.forward,
                 _factor(variance),
-                back,
+                _centre(back, variance_back),
                 measured_back,
                 _factor(variance_back) if math.isfinite(back) else math.nan,
                 covered and state is not None,
@@ -81,7 +81,12 @@ def _nearest(flow: Flow, state: State | None) -> float:
 
 
 def _factor(variance: float) -> float:
-    return math.exp(min(SIGMAS * math.sqrt(variance) + 0.5 * variance, 700.0)) if math.isfinite(variance) else math.nan
+    return math.exp(min(SIGMAS * math.sqrt(variance), 700.0)) if math.isfinite(variance) else math.nan
+
+
+def _centre(mean: float, variance: float) -> float:
+    """Where the logs lie for a mean over draws of the weights: lower by half their variance (Hanin & Nica 2018)."""
+    return mean * math.exp(-0.5 * min(variance, 700.0)) if math.isfinite(variance) else mean
 
 
 def _leaves(predicted: float, measured: float, variance: float) -> bool:

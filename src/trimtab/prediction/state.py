@@ -40,6 +40,8 @@ class State:
         mean: E x.
         spread: Var(x^2)/(E x^2)^2 of an entry, 2 for a Gaussian: what the scatter over a finite width comes from.
         scatter: Variance of log E x^2 over the draw of the weights below.
+        alike: Mean squared correlation of two samples that a finite width makes by chance (1/n a layer): what its scatter does not
+            lose by averaging over them.
         near: Between far pairs of positions (0) and the same position (1): covariance at distance 1, 2, 4, ... in images.
         measured: Whether a measured value entered since the last site.
         field: Where the entries are a function of a Gaussian entry each, that function.
@@ -51,6 +53,7 @@ class State:
     mean: float = 0.0
     spread: float = GAUSSIAN
     scatter: float = 0.0
+    alike: float = 0.0
     near: tuple[float, ...] = ()
     measured: bool = False
     field: "Field | None" = None

@@ -18,6 +18,12 @@ from trimtab.prediction.state import NoRuleError, State, measure
 
 Key = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
+FACTORIES = frozenset(
+    f"aten.{name}" for name in ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_empty",
+    "new_zeros", "new_ones", "new_full", "randint_like")
+)  # fmt: skip
+"""What takes a shape and no values from its argument."""
+
 SAME = frozenset({"aten.detach", "aten.alias", "aten.lift_fresh"})
 """What gives another handle on the same tensor."""
 
@@ -78,7 +84,7 @@ class Tracer(TorchDispatchMode):
         try:
             given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
             values = {id(t): self._value(t) for t in given}
-            signal = any(v is not None and not v.known for v in values.values())
+            signal = name not in FACTORIES and any(v is not None and not v.known for v in values.values())
             states = self._known_states(given, values) if signal else {}
             result = function(*args, **kwargs)
             outputs = self._outputs(function, given, result, signal)
@@ -163,9 +169,13 @@ class Tracer(TorchDispatchMode):
         return value
 
     def _forget(self, storage: int, but: Key | None = None) -> None:
-        for key in self._in_storage.pop(storage, set()):
-            if key != but:
-                self._ids.pop(key, None)
+        """What a write has changed: all of the storage, but for parts beside the one that was written (chunks of one split)."""
+        keys = self._in_storage.pop(storage, set())
+        kept = {key for key in keys if but is not None and key[2:] == but[2:]}
+        for key in keys - kept:
+            self._ids.pop(key, None)
+        if kept:
+            self._in_storage[storage] = kept
         if but is None:
             self._signal.discard(storage)
 

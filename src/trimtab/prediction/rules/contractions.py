@@ -45,7 +45,7 @@ def shared(state: State, rows: Sequence[int]) -> float:
         square = (square.take([1], axis) + (n - 1) * square.take([0], axis)) / n
         count *= n
     total = float(square.reshape(-1)[0])
-    return min(max(total, 1.0 / count), 1.0)
+    return min(max(total, 1.0 / count) + state.alike, 1.0)
 
 
 def product(a: State, first: str, b: State, second: str, out: str) -> State:
@@ -71,7 +71,13 @@ def product(a: State, first: str, b: State, second: str, out: str) -> State:
     summed = [k for k, letter in enumerate(first) if letter not in out]
     rows = [k for k, letter in enumerate(first) if letter in out]
     terms = size([n for k in summed for n in a.dims[k]])
-    return replace(state, spread=GAUSSIAN, scatter=state.scatter + noise(a, terms, a.axes(*rows)))
+    return grown(replace(state, spread=GAUSSIAN, scatter=state.scatter + noise(a, terms, a.axes(*rows))), a, terms)
+
+
+def grown(result: State, state: State, terms: float) -> State:
+    """The result of a contraction of `state`, whose samples are more alike by the chance of so few terms."""
+    more = state.spread / GAUSSIAN / max(terms, 1.0)
+    return replace(result, alike=min(state.alike + more, 1.0))
 
 
 def _multiply(call: Call) -> State:

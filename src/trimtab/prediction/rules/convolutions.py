@@ -9,7 +9,7 @@ import numpy as np
 
 from trimtab.prediction.axes import contract, merged, refactored, split
 from trimtab.prediction.registry import Call, Gradients, register_rule
-from trimtab.prediction.rules.contractions import noise
+from trimtab.prediction.rules.contractions import grown, noise
 from trimtab.prediction.rules.pointwise import added, summed_to
 from trimtab.prediction.rules.views import resized
 from trimtab.prediction.state import GAUSSIAN, State, size
@@ -79,7 +79,8 @@ def _convolved(state: State, weight: State, places: Sequence[int], shape: _Shape
     terms = size(cuts) * math.prod(taps) * present
     kept = [*state.axes(0), *(a for d in range(2, state.ndim) for a in state.axes(d))]
     scatter = result.scatter + noise(state, int(max(terms, 1)), kept)
-    return replace(result, kappa=result.kappa * present, mean=result.mean * present, spread=GAUSSIAN, scatter=scatter)
+    result = replace(result, kappa=result.kappa * present, mean=result.mean * present, spread=GAUSSIAN, scatter=scatter)
+    return grown(result, state, terms)
 
 
 def _unfolded(state: State, dimension: int, tap: int, place: int) -> tuple[State, list[str]]:

@@ -37,7 +37,7 @@ def _forward(norm: _Norm) -> State:
     kappa = centred(state.kappa, state.sizes, norm.axes) / max(variance + norm.eps, 1e-300)
     share = norm.eps / max(variance + norm.eps, 1e-300)
     plain = State(
-        state.dims, kappa, 0.0, GAUSSIAN, share**2 * state.scatter, near=state.near, measured=state.measured
+        state.dims, kappa, 0.0, GAUSSIAN, share**2 * state.scatter, state.alike, near=state.near, measured=state.measured
     )
     return _scaled(plain, norm)
 

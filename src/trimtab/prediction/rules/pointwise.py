@@ -59,7 +59,7 @@ def backward(call: Call, gradients: Sequence[State | None]) -> Gradients:
         NoRuleError: If it is none of these.
     """
     gradient = gradients[0]
-    if gradient is None:
+    if gradient is None or not call.args:
         return {}
     a, b = call.args[0], call.args[1] if len(call.args) > 1 else None
     found: dict[int, State] = {}
@@ -156,7 +156,8 @@ def added(a: State, b: State) -> State:
     if total > 0:
         spread = ((a.spread + 1) * first**2 + (b.spread + 1) * second**2 + 6 * first * second) / (first + second) ** 2 - 1
         scatter = ((first * a.scatter**0.5 + second * b.scatter**0.5) / total) ** 2
-    state = State(a.dims, kappa, a.mean + b.mean, spread, scatter, measured=a.measured or b.measured)
+    alike = (first * a.alike + second * b.alike) / (first + second) if total > 0 else 0.0
+    state = State(a.dims, kappa, a.mean + b.mean, spread, scatter, alike, measured=a.measured or b.measured)
     return replace(state, near=_near_sum(a, b), mask=a.mask or b.mask)
 
 
@@ -184,7 +185,7 @@ def multiplied(a: State, b: State) -> State:
     """
     a, b = aligned(a, b)
     spread = (a.spread + 1.0) * (b.spread + 1.0) - 1.0
-    state = State(a.dims, a.kappa * b.kappa, a.mean * b.mean, spread, a.scatter + b.scatter)
+    state = State(a.dims, a.kappa * b.kappa, a.mean * b.mean, spread, a.scatter + b.scatter, max(a.alike, b.alike))
     near = a.near if a.ndim == 4 and a.near else b.near if b.ndim == 4 else ()
     return replace(state, near=near, measured=a.measured or b.measured)
 

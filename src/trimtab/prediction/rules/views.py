@@ -178,6 +178,7 @@ def _join(call: Call) -> State:
         mean / n,
         sum(w * s.spread for w, s in zip(weights, states, strict=True)),
         sum(w * s.scatter for w, s in zip(weights, states, strict=True)),
+        max(s.alike for s in states),
         near=near,
         measured=any(s.measured for s in states),
     )
