@@ -72,7 +72,7 @@ def reshaped(state: State, shape: Sequence[int]) -> State:
         if size(mine) != n:
             raise NoRuleError(f"a view to {tuple(shape)} across its axes {state.sizes}")
         dims.append(tuple(mine))
-    return merged(replace(flat, dims=tuple(dims), near=state.near if len(dims) == 4 else (), field=None))
+    return merged(replace(flat, dims=tuple(dims), near=(), profile=(), law=None, field=None))
 
 
 def merged(state: State) -> State:

@@ -10,8 +10,12 @@ from trimtab.prediction.axes import aligned
 from trimtab.prediction.fields import passed
 from trimtab.prediction.registry import Call, Value, rule_for
 from trimtab.prediction.rules import pointwise
-from trimtab.prediction.rules.pointwise import multiplied
+from trimtab.prediction.rules.pointwise import mixed, multiplied
 from trimtab.prediction.state import NoRuleError, State, dims_of, independent, size
+
+
+KEEPS_PARTS = frozenset({"aten.stack", "aten.transpose", "aten.permute", "aten.clone"})
+"""What leaves a stack one."""
 
 
 @dataclass(slots=True)
@@ -58,6 +62,8 @@ def forward(
             found = [_as_measured(value, values) for value in call.outputs]
         for value, state in zip(call.outputs, found, strict=False):
             if value is not None and state is not None:
+                if state.parts is not None and call.name not in KEEPS_PARTS:
+                    state = replace(state, parts=None)
                 if state.measured and value.id in sites:  # the site answers for it, those behind it do not
                     flow.read.add(value.id)
                     state = replace(state, measured=False)
@@ -183,7 +189,9 @@ def _deposit(flow: Flow, key: int, gradient: State, show: bool = True) -> None:
     before = flow.gradients.get(key)
     if before is not None:
         first, second = aligned(before, gradient)
-        total = replace(first, kappa=first.kappa + second.kappa, mean=first.mean + second.mean)
+        total = replace(
+            first, kappa=first.kappa + second.kappa, mean=first.mean + second.mean, profile=mixed(before, gradient)
+        )
         weight = second.second_moment / max(total.second_moment, 1e-300)
         scatter = ((1 - weight) * first.scatter**0.5 + weight * second.scatter**0.5) ** 2
         gradient = replace(total, scatter=scatter, measured=before.measured or gradient.measured)

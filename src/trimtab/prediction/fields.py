@@ -46,6 +46,10 @@ def field_of(base: int, start: State) -> Field:
     """The identity: entries of a tensor, taken as Gaussian, as a function of themselves."""
     variance = max(start.second_moment - start.mean**2, 0.0)
     sigma = variance**0.5
+    if start.law is not None and sigma > 0:
+        points, masses = start.law
+        whole = replace(start, field=None)
+        return Field(base, whole, (points - start.mean) / sigma, masses, points, np.ones_like(points))
     # panels are cut where u crosses 0, +-1 and +-3, the kinks of the functions in use
     cuts = tuple(round((k - start.mean) / sigma, 12) for k in (-3.0, -1.0, 0.0, 1.0, 3.0)) if sigma > 0 else ()
     z, weights = _grid(tuple(c for c in cuts if abs(c) < REACH))
@@ -135,6 +139,7 @@ def state_of(field: Field) -> State:
         start.alike,
         near=near,
         measured=start.measured,
+        profile=start.profile,
         field=field,
     )
 
@@ -169,6 +174,12 @@ def _dual(field: Field, values: Array, kappa: Array) -> Array:
     rho = np.clip((kappa - field.start.mean**2) / variance, -1.0, 1.0)
     coefficients = _hermite(field.z) @ (field.weights * values)
     power = coefficients**2
+    if field.start.law is not None:  # no Gaussian: the first terms give the shape, mean and second moment are exact
+        shape = power[1:6].sum()
+        if not shape > 0.0:
+            return np.full(kappa.shape, power[0]) + (q - power[0]) * (rho >= 1.0)
+        power = np.append(power[0], power[1:6] * (q - power[0]) / shape)
+        return np.asarray(np.polynomial.polynomial.polyval(rho, power))
     total = np.polynomial.polynomial.polyval(rho, power)
     return np.asarray(total + max(q - power.sum(), 0.0) * np.abs(rho) ** (TERMS * 2))
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -45,6 +45,10 @@ class State:
         near: Between far pairs of positions (0) and the same position (1): covariance at distance 1, 2, 4, ... in images.
         measured: Whether a measured value entered since the last site.
         field: Where the entries are a function of a Gaussian entry each, that function.
+        profile: In images, the second moment by position along each spatial dimension, of mean 1: behind zero padding the
+            border has less.
+        law: Where the entries are far from Gaussian without being a function of one, points and weights of their distribution.
+        parts: Which dimension joins which tensors, for a stack of them.
         mask: For attention scores under a mask, the state of the softmax of the mask alone.
     """
 
@@ -57,6 +61,9 @@ class State:
     near: tuple[float, ...] = ()
     measured: bool = False
     field: "Field | None" = None
+    profile: tuple[Array, ...] = ()
+    law: tuple[Array, Array] | None = None
+    parts: "tuple[int, tuple[Any, ...], dict[int, State]] | None" = None
     mask: "State | None" = None
 
     @property
@@ -82,7 +89,8 @@ class State:
 
     def scaled(self, factor: float) -> "State":
         """The state of the tensor times a number."""
-        return replace(self, kappa=self.kappa * factor**2, mean=self.mean * factor, field=None)
+        law = (self.law[0] * factor, self.law[1]) if self.law is not None else None
+        return replace(self, kappa=self.kappa * factor**2, mean=self.mean * factor, field=None, law=law)
 
 
 def size(factors: Sequence[int]) -> int:

@@ -12,16 +12,16 @@ from trimtab.prediction.registry import Call, Gradients, register_rule
 from trimtab.prediction.rules.contractions import grown, noise
 from trimtab.prediction.rules.pointwise import added, summed_to
 from trimtab.prediction.rules.views import resized
-from trimtab.prediction.state import GAUSSIAN, State, size
-from trimtab.propagation import PropagationError, fans, padded_fans
+from trimtab.prediction.state import GAUSSIAN, Array, State, size
 
 
 class _Shape(NamedTuple):
-    """Which dimension of the weight is summed over, and which part of its products there is on average."""
+    """Which dimension of the weight is summed over, and which of its products there are."""
 
     summed: int
     groups: int
-    present: float
+    present: tuple[tuple[float, float], ...]
+    """For each dimension, the share of the taps that a position has, and that two different positions both have."""
 
 
 def _settings(call: Call) -> tuple[list[int], list[int], list[int], bool, int]:
@@ -31,22 +31,34 @@ def _settings(call: Call) -> tuple[list[int], list[int], list[int], bool, int]:
     return wide[0], wide[1], wide[2], transposed, groups
 
 
-def _present(call: Call) -> tuple[float, float]:
-    """Shares of the products that an output sums, and that an input feeds: not those with padding or between strides."""
+def _present(call: Call, state: State, back: bool) -> tuple[tuple[tuple[float, float], ...], tuple[Array, ...]]:
+    """Which products there are, forward or back, and the profile they leave: not those with padding or between strides.
+
+    A constant image is no constant behind zero padding, so that what two positions share is less than what one has; of an image of
+    4x4 a 3x3 kernel loses a sixth for one position and a third for two, in each dimension.
+    """
     x, weight = call.args[:2]
-    stride, padding, dilation, transposed, groups = _settings(call)
     out = call.outputs[0]
     assert out is not None
-    full = weight.shape[1] * math.prod(weight.shape[2:]), weight.shape[0] / groups * math.prod(weight.shape[2:])
-    try:
-        if transposed:  # the adjoint of a convolution from its output to its input
-            first, second = padded_fans(weight.shape, out.shape[2:], stride, padding, dilation, groups)
-        else:
-            first, second = padded_fans(weight.shape, x.shape[2:], stride, padding, dilation, groups)
-    except PropagationError:
-        first, second = fans(weight.shape, stride, groups)
-    shares = first / full[0], second / full[1]
-    return (shares[1], shares[0]) if transposed else shares
+    stride, padding, dilation, transposed, _ = _settings(call)
+    wide, narrow = (out.shape, x.shape) if transposed else (x.shape, out.shape)
+    shares, profiles = [], []
+    for d, taps in enumerate(weight.shape[2:]):
+        places = np.arange(narrow[2 + d])[:, None] * stride[d] - padding[d] + np.arange(taps) * dilation[d]
+        on_narrow, tap = np.nonzero((places >= 0) & (places < wide[2 + d]))
+        on_wide = places[on_narrow, tap]
+        to_wide = back != transposed
+        to, source = (on_wide, on_narrow) if to_wide else (on_narrow, on_wide)
+        n = (wide if to_wide else narrow)[2 + d]
+        profile = state.profile[d] if len(state.profile) > d else np.ones((narrow if to_wide else wide)[2 + d])
+        table = np.zeros((n, taps))
+        table[to, tap] = np.sqrt(profile[source])
+        level = np.square(table).sum(1)
+        same = float(level.mean())
+        both = (float(np.square(table.sum(0)).sum()) - n * same) / (n * (n - 1)) if n > 1 else same
+        shares.append((same / taps, both / taps))
+        profiles.append(level / same if same > 0 else np.ones(n))
+    return tuple(shares), tuple(profiles)
 
 
 def _convolved(state: State, weight: State, places: Sequence[int], shape: _Shape) -> State:
@@ -76,11 +88,19 @@ def _convolved(state: State, weight: State, places: Sequence[int], shape: _Shape
         second.append([f"t{d}"] if tap > 1 else [])
         out.append([f"p{d}"] if "p" in labels else [])
     result = contract(state, first, weight, second, out)
-    terms = size(cuts) * math.prod(taps) * present
+    terms = size(cuts) * math.prod(taps) * math.prod(same for same, _ in present)
     kept = [*state.axes(0), *(a for d in range(2, state.ndim) for a in state.axes(d))]
     scatter = result.scatter + noise(state, int(max(terms, 1)), kept)
-    result = replace(result, kappa=result.kappa * present, mean=result.mean * present, spread=GAUSSIAN, scatter=scatter)
-    return grown(result, state, terms)
+    kappa, axis = result.kappa, len(result.sizes)
+    for d in reversed(range(len(taps))):
+        same, both = present[d]
+        if out[2 + d]:
+            axis -= 1
+            kappa = kappa * np.array([both, same]).reshape([2 if a == axis else 1 for a in range(kappa.ndim)])
+        else:
+            kappa = kappa * same
+    mean = result.mean * math.prod(same for same, _ in present)
+    return grown(replace(result, kappa=kappa, mean=mean, spread=GAUSSIAN, scatter=scatter), state, terms)
 
 
 def _unfolded(state: State, dimension: int, tap: int, place: int) -> tuple[State, list[str]]:
@@ -108,15 +128,16 @@ def _forward(call: Call) -> State:
     stride, _, _, transposed, groups = _settings(call)
     out = call.outputs[0]
     assert out is not None
-    shape = _Shape(0 if transposed else 1, groups, _present(call)[0])
     state = call.state(x)
+    present, profile = _present(call, state, back=False)
+    shape = _Shape(0 if transposed else 1, groups, present)
     result = _convolved(state, call.state(weight), out.shape[2:], shape)
     near = () if transposed else _strided(state.near, max(stride))
-    result = replace(merged(result), near=near)
+    result = replace(merged(result), near=near, profile=profile)
     if bias is not None:
         shift = call.state(bias)
         shift = replace(shift, dims=(*shift.dims, *[()] * (len(out.shape) - 2)))
-        result = replace(added(result, shift), near=near)
+        result = replace(added(result, shift), near=near, profile=profile)
     return result
 
 
@@ -133,8 +154,10 @@ def _backward(call: Call, gradients: Sequence[State | None]) -> Gradients:
         return found
     _, _, _, transposed, groups = _settings(call)
     if not x.known:
-        shape = _Shape(1 if transposed else 0, groups, _present(call)[1])
-        found[x.id] = merged(_convolved(gradient, call.state(weight), x.shape[2:], shape))
+        present, profile = _present(call, gradient, back=True)
+        shape = _Shape(1 if transposed else 0, groups, present)
+        result = merged(_convolved(gradient, call.state(weight), x.shape[2:], shape))
+        found[x.id] = replace(result, profile=profile)
     if bias is not None and not bias.known:
         found[bias.id] = summed_to(gradient, (bias.shape[0], *[1] * (gradient.ndim - 2)))
     return found

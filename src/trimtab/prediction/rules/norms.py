@@ -8,6 +8,7 @@ from typing import Any
 
 from trimtab.prediction.axes import aligned, centred, fold, merged, refactored
 from trimtab.prediction.registry import Call, Gradients, Value, register_rule
+from trimtab.prediction.rules.contractions import shared
 from trimtab.prediction.rules.pointwise import added, multiplied
 from trimtab.prediction.state import GAUSSIAN, NoRuleError, State, size
 
@@ -37,7 +38,8 @@ def _forward(norm: _Norm) -> State:
     kappa = centred(state.kappa, state.sizes, norm.axes) / max(variance + norm.eps, 1e-300)
     share = norm.eps / max(variance + norm.eps, 1e-300)
     plain = State(
-        state.dims, kappa, 0.0, GAUSSIAN, share**2 * state.scatter, state.alike, near=state.near, measured=state.measured
+        state.dims, kappa, 0.0, GAUSSIAN, share**2 * state.scatter, state.alike, near=state.near, measured=state.measured,
+        profile=state.profile
     )
     return _scaled(plain, norm)
 
@@ -60,12 +62,12 @@ def _relative_variance(state: State) -> float:
 
 
 def _scaled(state: State, norm: _Norm) -> State:
-    near = state.near
+    near, profile = state.near, state.profile
     if norm.weight is not None:
         state = replace(multiplied(state, norm.weight), spread=state.spread)
     if norm.bias is not None:
         state = added(state, norm.bias)
-    return replace(state, near=near)
+    return replace(state, near=near, profile=profile)
 
 
 def _backward(norm: _Norm, gradient: State) -> State:
@@ -80,9 +82,12 @@ def _backward(norm: _Norm, gradient: State) -> State:
     variance = variance_of(state, norm.axes)
     spread = max(variance + norm.eps, 1e-300)
     flat = centred(state.kappa, state.sizes, norm.axes) / spread
+    # each group divides by its own variance; the mean of 1/var is above 1/mean by their scatter, 2/m for m independent values
+    alike = shared(replace(state, kappa=flat, alike=0.0), norm.axes) if variance > 0 else 0.0
+    level = (1.0 + min(2.0 * alike, 1.0) * (variance / spread) ** 2) / spread
     kappa = centred(gradient.kappa, gradient.sizes, norm.axes)
     along = fold(kappa * flat, state.sizes, norm.axes)
-    kappa = (kappa - flat * along) / spread
+    kappa = (kappa - flat * along) * level
     turn = (variance / spread) ** 2 * state.scatter
     return replace(gradient, kappa=kappa, mean=0.0, scatter=gradient.scatter + turn, field=None)
 

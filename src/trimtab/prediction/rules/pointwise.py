@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trimtab.prediction.axes import aligned, fold
 from trimtab.prediction.fields import Field, applied, far, field_of, state_of
+from trimtab.prediction.laws import law_of_sum
 from trimtab.prediction.registry import Call, Gradients, Value
-from trimtab.prediction.state import NoRuleError, State, size
+from trimtab.prediction.state import Array, NoRuleError, State, size
 
 SUMS = {"aten.add": 1.0, "aten.sub": -1.0}
 
@@ -148,7 +150,7 @@ def added(a: State, b: State) -> State:
     Returns:
         The state of the sum.
     """
-    a, b = aligned(a, b)
+    a, b = _fielded(a, b)
     kappa = a.kappa + b.kappa + 2.0 * a.mean * b.mean
     first, second = a.second_moment, b.second_moment
     total = float(kappa.reshape(-1)[-1])
@@ -158,7 +160,24 @@ def added(a: State, b: State) -> State:
         scatter = ((first * a.scatter**0.5 + second * b.scatter**0.5) / total) ** 2
     alike = (first * a.alike + second * b.alike) / (first + second) if total > 0 else 0.0
     state = State(a.dims, kappa, a.mean + b.mean, spread, scatter, alike, measured=a.measured or b.measured)
-    return replace(state, near=_near_sum(a, b), mask=a.mask or b.mask)
+    return replace(state, near=_near_sum(a, b), mask=a.mask or b.mask, law=law_of_sum(a, b), profile=mixed(a, b))
+
+
+def _fielded(a: State, b: State) -> tuple[State, State]:
+    """Both aligned, with the functions that their entries are, for what their sum is like."""
+    first, second = aligned(a, b)
+    first = replace(first, field=a.field, law=a.law, profile=a.profile if a.ndim == first.ndim else ())
+    return first, replace(second, field=b.field, law=b.law, profile=b.profile if b.ndim == first.ndim else ())
+
+
+def mixed(a: State, b: State) -> tuple[Array, ...]:
+    """The profile of a sum of images: weighted by their second moments."""
+    if not (a.profile or b.profile) or a.ndim != b.ndim:
+        return ()
+    first, second = a.second_moment, b.second_moment
+    share = first / (first + second) if first + second > 0 else 0.5
+    one, other = a.profile or (1.0,) * len(b.profile), b.profile or (1.0,) * len(a.profile)
+    return tuple(np.asarray(share * x + (1.0 - share) * y) for x, y in zip(one, other, strict=True))
 
 
 def _near_sum(a: State, b: State) -> tuple[float, ...]:
@@ -187,7 +206,7 @@ def multiplied(a: State, b: State) -> State:
     spread = (a.spread + 1.0) * (b.spread + 1.0) - 1.0
     state = State(a.dims, a.kappa * b.kappa, a.mean * b.mean, spread, a.scatter + b.scatter, max(a.alike, b.alike))
     near = a.near if a.ndim == 4 and a.near else b.near if b.ndim == 4 else ()
-    return replace(state, near=near, measured=a.measured or b.measured)
+    return replace(state, near=near, measured=a.measured or b.measured, profile=a.profile or b.profile)
 
 
 def _reciprocal(call: Call, value: Value) -> State:

@@ -57,7 +57,15 @@ def _shrunk(state: State, call: Call) -> State:
     assert out is not None
     for d in range(2, len(out.shape)):
         state = resized(state, d, out.shape[d])
-    return replace(state, near=_stepped(state, call), field=None)
+    profile = tuple(_resampled(p, n) for p, n in zip(state.profile, out.shape[2:], strict=False))
+    return replace(state, near=_stepped(state, call), profile=profile, field=None, law=None)
+
+
+def _resampled(profile: Array, n: int) -> Array:
+    """The profile at another number of positions: means over what is pooled, or each value repeated."""
+    edges = np.interp(np.linspace(0, 1, n + 1), np.linspace(0, 1, len(profile) + 1), np.append(0.0, np.cumsum(profile)))
+    means = np.diff(edges)
+    return np.asarray(means / means.mean()) if means.sum() > 0 else np.ones(n)
 
 
 def _average(call: Call) -> State:
@@ -108,7 +116,8 @@ def _grown(gradient: State, shape: Sequence[int]) -> State:
             alike = max(m / n - 1.0, 0.0) / max(m - 1, 1)  # other positions of the same window
             kappa = np.stack([apart + alike * (same - apart), same], axis)
             gradient = replace(gradient, kappa=kappa, dims=(*gradient.dims[:d], (m,), *gradient.dims[d + 1 :]))
-    return replace(gradient, field=None)
+    profile = tuple(_resampled(p, n) for p, n in zip(gradient.profile, shape[2:], strict=False))
+    return replace(gradient, profile=profile, field=None)
 
 
 @functools.lru_cache(maxsize=64)
@@ -149,7 +158,7 @@ def _maximum(call: Call) -> Sequence[State | None]:
     before = max(state.second_moment - state.mean**2, 1e-300)
     kappa = mean**2 + (state.kappa - state.mean**2) * ((q - mean**2) / before)
     spread = max(float(w @ v**4) / q**2 - 1.0, 0.0) if q > 0 else 0.0
-    pooled = State(state.dims, kappa, mean, spread, state.scatter, near=state.near, measured=state.measured)
+    pooled = State(state.dims, kappa, mean, spread, state.scatter, near=state.near, measured=state.measured, profile=state.profile)
     return [_shrunk(pooled, call), *[None] * (len(call.outputs) - 1)]
 
 

@@ -16,7 +16,9 @@ def permuted(state: State, order: Sequence[int]) -> State:
     axes = [axis for d in order for axis in state.axes(d)]
     dims = tuple(state.dims[d] for d in order)
     near = state.near if list(order) == list(range(state.ndim)) else ()
-    return replace(state, dims=dims, kappa=np.transpose(state.kappa, axes), near=near, field=None)
+    parts = (list(order).index(state.parts[0]), *state.parts[1:]) if state.parts is not None else None
+    profile = state.profile if near else ()
+    return replace(state, dims=dims, kappa=np.transpose(state.kappa, axes), near=near, profile=profile, field=None, parts=parts)
 
 
 def _order(call: Call) -> list[int]:
@@ -93,9 +95,22 @@ def _dimension(call: Call) -> int:
     return int(chosen) % len(call.args[0].shape)
 
 
+def _part(call: Call) -> Value | None:
+    """The tensor that was stacked in the place that is selected."""
+    parts = call.state(call.args[0]).parts
+    if call.name != "aten.select" or parts is None or parts[0] != _dimension(call):
+        return None
+    chosen: Value = parts[1][int(call.argument(2, "index"))]
+    call.states.setdefault(chosen.id, parts[2][chosen.id])
+    return chosen
+
+
 def _select(call: Call) -> "State | Sequence[State | None]":
     """Entries of one or several places along a dimension, which are alike: the covariances stay."""
     state, dimension = call.state(call.args[0]), _dimension(call)
+    part = _part(call)
+    if part is not None:
+        return call.state(part)
     found: list[State | None] = []
     for out in call.outputs:
         if out is None:
@@ -111,6 +126,9 @@ def _select(call: Call) -> "State | Sequence[State | None]":
 def _select_back(call: Call, gradients: Sequence[State | None]) -> Gradients:
     """Zeros everywhere else: each part adds its share of the places."""
     value, dimension = call.args[0], _dimension(call)
+    part = _part(call)
+    if part is not None:
+        return {} if gradients[0] is None else {part.id: gradients[0]}
     total: State | None = None
     n = value.shape[dimension]
     for out, gradient in zip(call.outputs, gradients, strict=True):
@@ -171,6 +189,7 @@ def _join(call: Call) -> State:
     across = mean**2 - sum((s.mean * m) ** 2 for s, m in zip(tables, sizes, strict=True))
     kappa = np.stack([(inside + across) / (n * (n - 1)), same], axis)
     weights = [m / n for m in sizes]
+    held = (dimension, tuple(values), {v.id: call.state(v) for v in values}) if new else None
     near = states[0].near if dimension == 1 and len(out.shape) == 4 else ()
     return State(
         tables[0].dims,
@@ -180,6 +199,7 @@ def _join(call: Call) -> State:
         sum(w * s.scatter for w, s in zip(weights, states, strict=True)),
         max(s.alike for s in states),
         near=near,
+        parts=held,
         measured=any(s.measured for s in states),
     )
 
