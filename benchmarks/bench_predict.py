@@ -40,7 +40,8 @@ def cases() -> Iterator[tuple[str, Make]]:
             kind = "hand-written" if own else "nn.TransformerEncoderLayer"
             yield f"transformer {'pre' if pre else 'post'}-norm, {kind}", partial(nets.transformer, pre, own)
     for kind in ("LSTM", "GRU", "RNN"):
-        yield f"{kind}, 100 steps", partial(nets.recurrent, kind)
+        yield f"{kind}, 100 steps, each read", partial(nets.recurrent, kind)
+    yield "LSTM, 100 steps, the last read", partial(nets.recurrent, "LSTM", last=True)
 
 
 def median(values: list[float]) -> float:
@@ -60,7 +61,9 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the whole prediction")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'net':52}{'sites':>6}{'forward':>9}{'flat':>7}{'backward':>10}{'flat':>7}{'covered':>9}{'odd M':>7}{'s':>7}")
+    print(
+        f"{'net':52}{'sites':>6}{'forward':>9}{'flat':>7}{'backward':>10}{'flat':>7}{'covered':>9}{'odd M':>7}{'s':>7}"
+    )
     for name, make in cases():
         if arguments.only not in name:
             continue
@@ -118,8 +121,12 @@ def cost() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     spent = timed(lambda: predict(model, x), 3)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"\nResNet-18-like, batch 16 of 64x64: a pass {passes:.2f} s, predict {spent:.2f} s = {spent / passes:.1f} passes")
-    print(f"peak memory of the process: {before / 1024:.0f} MiB after training passes, {after / 1024:.0f} MiB after predict")
+    print(
+        f"\nResNet-18-like, batch 16 of 64x64: a pass {passes:.2f} s, predict {spent:.2f} s = {spent / passes:.1f} passes"
+    )
+    print(
+        f"peak memory of the process: {before / 1024:.0f} MiB after training passes, {after / 1024:.0f} MiB after predict"
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,10 @@ def mlp(activation="ReLU", critical=False, depth=30, width=1000, batch=64):
     for _ in range(depth):
         linear = nn.Linear(width, width)
         if critical:
-            nn.init.normal_(linear.weight, std=math.sqrt(GAINS.get(activation, 2.0 if activation in {"GELU", "SiLU", "Mish"} else 1.0) / width))
+            nn.init.normal_(
+                linear.weight,
+                std=math.sqrt(GAINS.get(activation, 2.0 if activation in {"GELU", "SiLU", "Mish"} else 1.0) / width),
+            )
             nn.init.zeros_(linear.bias)
         layers += [linear, getattr(nn, activation)()]
     return nn.Sequential(*layers, nn.Linear(width, 10)), (torch.randn(batch, width),)
@@ -27,7 +30,9 @@ def mlp(activation="ReLU", critical=False, depth=30, width=1000, batch=64):
 def images(batch, channels, size):
     """Smooth images, as photographs are: neighbours are alike."""
     coarse = torch.randn(batch, channels, max(size // 4, 2), max(size // 4, 2))
-    return functional.interpolate(coarse, size=(size, size), mode="bilinear") + 0.3 * torch.randn(batch, channels, size, size)
+    return functional.interpolate(coarse, size=(size, size), mode="bilinear") + 0.3 * torch.randn(
+        batch, channels, size, size
+    )
 
 
 def vgg(norm=True, widths=(64, 128, 256, 256), size=32, batch=16, he=True):
@@ -153,14 +158,16 @@ def transformer(pre=True, own=False, depth=12, width=128, heads=4, tokens=32, ba
 
 
 class Sequence(nn.Module):
-    def __init__(self, kind, inside, width):
+    def __init__(self, kind, inside, width, last):
         super().__init__()
+        self.last = last
         self.rnn = getattr(nn, kind)(inside, width, batch_first=True)
         self.head = nn.Linear(width, 5)
 
     def forward(self, x):
-        return self.head(self.rnn(x)[0][:, -1])
+        states = self.rnn(x)[0]
+        return self.head(states[:, -1] if self.last else states)
 
 
-def recurrent(kind="LSTM", steps=100, inside=32, width=128, batch=32):
-    return Sequence(kind, inside, width), (torch.randn(batch, steps, inside),)
+def recurrent(kind="LSTM", steps=100, inside=32, width=128, batch=32, last=False):
+    return Sequence(kind, inside, width, last), (torch.randn(batch, steps, inside),)

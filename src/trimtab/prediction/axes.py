@@ -125,7 +125,9 @@ def expanded(state: State, dims: Sequence[Sequence[int]]) -> State:
             table = state.kappa
             for _ in factors:
                 table = np.stack([table, table], place)
-            state = replace(state, dims=(*state.dims[:dimension], tuple(factors), *state.dims[dimension + 1 :]), kappa=table)
+            state = replace(
+                state, dims=(*state.dims[:dimension], tuple(factors), *state.dims[dimension + 1 :]), kappa=table
+            )
     return refactored(state, dims)
 
 

@@ -13,7 +13,6 @@ from trimtab.prediction.rules import pointwise
 from trimtab.prediction.rules.pointwise import mixed, multiplied
 from trimtab.prediction.state import NoRuleError, State, dims_of, independent, size
 
-
 KEEPS_PARTS = frozenset({"aten.stack", "aten.transpose", "aten.permute", "aten.clone"})
 """What leaves a stack one."""
 
@@ -95,13 +94,13 @@ def _by_rule(call: Call) -> list[State | None]:
         found = pointwise.forward(call)
     else:
         raise NoRuleError(f"no rule for {call.name}")
-    states = [found] if isinstance(found, State) else list(found)
+    states: list[State | None] = [found] if isinstance(found, State) else list(found)
     for value, state in zip(call.outputs, states, strict=False):
         if value is None or state is None:
             continue
         if tuple(size(factors) for factors in state.dims) != value.shape or not np.all(np.isfinite(state.kappa)):
             raise NoRuleError(f"the rule for {call.name} gives {state.dims} for a tensor of {value.shape}")
-    return states
+    return list(states)
 
 
 def _as_measured(value: Value | None, values: Mapping[int, tuple[float, float]]) -> State | None:
@@ -197,4 +196,6 @@ def _deposit(flow: Flow, key: int, gradient: State, show: bool = True) -> None:
         gradient = replace(total, scatter=scatter, measured=before.measured or gradient.measured)
     flow.gradients[key] = gradient
     if show:
-        flow.shown[key] = flow.shown.get(key, 0.0) + (gradient.second_moment - (before.second_moment if before else 0.0))
+        flow.shown[key] = flow.shown.get(key, 0.0) + (
+            gradient.second_moment - (before.second_moment if before else 0.0)
+        )

@@ -170,7 +170,7 @@ def _dual(field: Field, values: Array, kappa: Array) -> Array:
     variance = field.start.second_moment - field.start.mean**2
     q = float(field.weights @ values**2)
     if variance <= 0:
-        return np.full(kappa.shape, q)
+        return np.asarray(np.full(kappa.shape, q))
     rho = np.clip((kappa - field.start.mean**2) / variance, -1.0, 1.0)
     coefficients = _hermite(field.z) @ (field.weights * values)
     power = coefficients**2

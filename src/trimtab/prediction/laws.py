@@ -59,7 +59,7 @@ def _sigma(state: State) -> float:
 def _gaussian(count: int) -> Array:
     """Standard Gaussian points of equal weight."""
     points = np.asarray(ndtri((np.arange(count) + 0.5) / count))
-    return points / np.sqrt(np.mean(points**2))
+    return np.asarray(points / np.sqrt(np.mean(points**2)))
 
 
 def coarse(law: Law, count: int) -> Law:
@@ -75,7 +75,7 @@ def coarse(law: Law, count: int) -> Law:
     order = np.argsort(law[0])
     points, weights = law[0][order], law[1][order]
     slices = np.minimum((np.cumsum(weights) - 0.5 * weights) * count, count - 1).astype(int)
-    mass = np.bincount(slices, weights, count)
-    means = np.bincount(slices, weights * points, count)
+    mass: Array = np.bincount(slices, weights, count).astype(np.float64)
+    means: Array = np.bincount(slices, weights * points, count).astype(np.float64)
     filled = mass > 0
     return means[filled] / mass[filled], mass[filled]

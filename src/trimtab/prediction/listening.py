@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from trimtab.prediction.registry import Value
 from trimtab.prediction.state import State
-from trimtab.prediction.trace import Tracer, measured_state, moments
+from trimtab.prediction.trace import Tracer, likened, measured_state, moments
 from trimtab.recording.facts import named_modules
 from trimtab.recording.walk import measurable, tensors
 
@@ -27,7 +28,6 @@ class Heard:
         value: Which tensor it is.
         forward: Measured second moment of the values.
         backward: Measured second moment of the gradient, None before it came.
-        width: Entries of one sample, which is what finite width is about.
     """
 
     name: str
@@ -85,11 +85,11 @@ class Listener:
             if value is not None:
                 self.outputs.append((tensor, value))
                 if tensor.requires_grad:
-                    tensor.register_hook(self._cotangent(value))
+                    tensor.register_hook(self._cotangent(value))  # type: ignore[no-untyped-call]
 
     def _cotangent(self, value: Value) -> Callable[[Tensor], None]:
         def note(gradient: Tensor) -> None:
-            self.cotangents[value.id] = measured_state(gradient)
+            self.cotangents[value.id] = likened(measured_state(gradient), gradient)
 
         return note
 
@@ -116,7 +116,7 @@ class Listener:
                 continue
             site = self._add(f"{label}.{k}" if len(found) > 1 else label, module, value, moments(tensor)[0])
             if tensor.requires_grad:
-                tensor.register_hook(lambda gradient, site=site: _note(site, gradient))
+                tensor.register_hook(partial(_note, site))  # type: ignore[no-untyped-call]
 
     def _add(self, name: str, module: nn.Module, value: Value, forward: float) -> Heard:
         site = Heard(name, type(module).__name__, value, forward)
@@ -137,7 +137,7 @@ class Listener:
             site = self._add(f"{name}[{t}]", module, value, self.tracer.values[value.id][0])
             if node is not None:
                 step = node.next_functions[t][0]
-                step.register_prehook(lambda gradients, site=site: _note(site, gradients[0]))
+                step.register_prehook(partial(_note_first, site))
 
 
 def _stacked(node: Any, count: int) -> Any:
@@ -153,3 +153,7 @@ def _note(site: Heard, gradient: Tensor | None) -> None:
     if gradient is not None:
         with torch.no_grad():
             site.backward = moments(gradient)[0]
+
+
+def _note_first(site: Heard, gradients: tuple[Tensor | None, ...]) -> None:
+    _note(site, gradients[0])

@@ -15,7 +15,8 @@ from trimtab.errors import UsageError
 from trimtab.prediction.engine import backward, forward
 from trimtab.prediction.judging import judged
 from trimtab.prediction.listening import Listener
-from trimtab.prediction.trace import Tracer, measured_state
+from trimtab.prediction.patterns import blended
+from trimtab.prediction.trace import Tracer, likened, measured_state
 from trimtab.recording.walk import tensors
 from trimtab.report.prediction import Prediction
 
@@ -87,10 +88,11 @@ def _predicted(model: nn.Module, run: Callable[[], Tensor | None], batch: Any) -
         raise UsageError(
             "the model gave no floating tensor that depends on the batch; predict needs an output that has a second moment"
         )
-    flow = forward(tracer.calls, tracer.sources, tracer.values, {h.value.id for h in listener.heard})
+    calls = blended(tracer.calls)
+    flow = forward(calls, tracer.sources, tracer.values, {h.value.id for h in listener.heard})
     seen = {h.value.id: h.backward for h in listener.heard if h.backward is not None}
-    backward(flow, tracer.calls, listener.cotangents, seen)
-    notes = ()
+    backward(flow, calls, listener.cotangents, seen)
+    notes: tuple[str, ...] = ()
     if held and all(t.ndim == 0 or t.shape[0] == 1 for t in held):
         notes = ("The batch has one sample: how samples correlate is not predicted.",)
     return Prediction(
@@ -118,7 +120,7 @@ def _send_back(model: nn.Module, listener: Listener, scalar: Tensor | None, held
             drawn = torch.randn(output.shape, generator=generator, dtype=torch.float32).to(output.device, output.dtype)
             roots.append(output)
             cotangents.append(drawn)
-            listener.cotangents[value.id] = measured_state(drawn)
+            listener.cotangents[value.id] = likened(measured_state(drawn), drawn)
     given = dict(listener.cotangents)
     if roots:
         torch.autograd.grad(roots, leaves, cotangents, allow_unused=True)
@@ -157,5 +159,3 @@ def _scalar(value: Any) -> Tensor:
         kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise UsageError(f"loss must give a scalar tensor, but it gave {kind}; reduce it with .mean()")
     return value
-
-

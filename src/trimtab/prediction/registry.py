@@ -126,7 +126,7 @@ def rule_for(name: str) -> Rule | None:
 
 
 def plain_name(operation: Any) -> str:
-    """ "aten.relu" of aten.relu.default and of aten.relu_: namespace and name without overload and underscore."""
+    """The name aten.relu of aten.relu.default and of aten.relu_: namespace and name without overload and underscore."""
     schema = getattr(operation, "_schema", None)
     text = schema.name if schema is not None else getattr(operation, "_qualified_op_name", str(operation))
     name = text.replace("::", ".")

@@ -115,6 +115,9 @@ def measure(tensor: Tensor) -> State:
 
     Returns:
         Its state, with no field.
+
+    Raises:
+        NoRuleError: If it has more dimensions than a table of covariances bears.
     """
     values = tensor.detach()
     if not values.is_floating_point():

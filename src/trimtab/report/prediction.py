@@ -99,9 +99,7 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as plain data."""
-        sites = [
-            asdict(s) | {"forward_error": s.forward_error, "backward_error": s.backward_error} for s in self.sites
-        ]
+        sites = [asdict(s) | {"forward_error": s.forward_error, "backward_error": s.backward_error} for s in self.sites]
         return {
             "name": self.name,
             "coverage": self.coverage,

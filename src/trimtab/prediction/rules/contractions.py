@@ -128,9 +128,15 @@ def _added_back(call: Call, names: tuple[str, str, str], gradients: Sequence[Sta
 
 for _name in NAMES:
     register_rule(_name, forward=_multiply, backward=_multiply_back)
-for _name, _of in (("aten.addmm", "aten.mm"), ("aten.baddbmm", "aten.bmm"), ("aten.addmv", "aten.mv")):
+
+
+def _register_added(name: str, names: tuple[str, str, str]) -> None:
     register_rule(
-        _name,
-        forward=lambda call, names=NAMES[_of]: _added(call, names),
-        backward=lambda call, gradients, names=NAMES[_of]: _added_back(call, names, gradients),
+        name,
+        forward=lambda call: _added(call, names),
+        backward=lambda call, gradients: _added_back(call, names, gradients),
     )
+
+
+for _name, _of in (("aten.addmm", "aten.mm"), ("aten.baddbmm", "aten.bmm"), ("aten.addmv", "aten.mv")):
+    _register_added(_name, NAMES[_of])

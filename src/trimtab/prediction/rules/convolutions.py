@@ -36,6 +36,14 @@ def _present(call: Call, state: State, back: bool) -> tuple[tuple[tuple[float, f
 
     A constant image is no constant behind zero padding, so that what two positions share is less than what one has; of an image of
     4x4 a 3x3 kernel loses a sixth for one position and a third for two, in each dimension.
+
+    Args:
+        call: The operation.
+        state: What is convolved, the signal or the gradient.
+        back: Whether it is the gradient.
+
+    Returns:
+        For each dimension the shares of `_Shape.present`, and the profiles.
     """
     x, weight = call.args[:2]
     out = call.outputs[0]
@@ -73,7 +81,11 @@ def _convolved(state: State, weight: State, places: Sequence[int], shape: _Shape
     state = refactored(state, [(), channels, *[()] * len(taps)])
     cuts = state.dims[1][1:] if groups > 1 else state.dims[1]
     weight = refactored(
-        weight, [((groups, *cuts) if groups > 1 else cuts) if d == summed == 0 else cuts if d == summed else () for d in range(weight.ndim)]
+        weight,
+        [
+            ((groups, *cuts) if groups > 1 else cuts) if d == summed == 0 else cuts if d == summed else ()
+            for d in range(weight.ndim)
+        ],
     )
     names = [f"c{k}" for k in range(len(cuts))]
     group = ["g"] if groups > 1 else []
@@ -88,9 +100,9 @@ def _convolved(state: State, weight: State, places: Sequence[int], shape: _Shape
         second.append([f"t{d}"] if tap > 1 else [])
         out.append([f"p{d}"] if "p" in labels else [])
     result = contract(state, first, weight, second, out)
-    terms = size(cuts) * math.prod(taps) * math.prod(same for same, _ in present)
     kept = [*state.axes(0), *(a for d in range(2, state.ndim) for a in state.axes(d))]
-    scatter = result.scatter + noise(state, int(max(terms, 1)), kept)
+    # the taps of a channel share its level: only the channels are independent
+    scatter = result.scatter + noise(state, groups * size(cuts), kept)
     kappa, axis = result.kappa, len(result.sizes)
     for d in reversed(range(len(taps))):
         same, both = present[d]
@@ -100,7 +112,7 @@ def _convolved(state: State, weight: State, places: Sequence[int], shape: _Shape
         else:
             kappa = kappa * same
     mean = result.mean * math.prod(same for same, _ in present)
-    return grown(replace(result, kappa=kappa, mean=mean, spread=GAUSSIAN, scatter=scatter), state, terms)
+    return grown(replace(result, kappa=kappa, mean=mean, spread=GAUSSIAN, scatter=scatter), state, groups * size(cuts))
 
 
 def _unfolded(state: State, dimension: int, tap: int, place: int) -> tuple[State, list[str]]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-
 from trimtab.prediction.axes import aligned, centred, fold, merged, refactored
 from trimtab.prediction.registry import Call, Gradients, Value, register_rule
 from trimtab.prediction.rules.contractions import shared
@@ -38,8 +37,15 @@ def _forward(norm: _Norm) -> State:
     kappa = centred(state.kappa, state.sizes, norm.axes) / max(variance + norm.eps, 1e-300)
     share = norm.eps / max(variance + norm.eps, 1e-300)
     plain = State(
-        state.dims, kappa, 0.0, GAUSSIAN, share**2 * state.scatter, state.alike, near=state.near, measured=state.measured,
-        profile=state.profile
+        state.dims,
+        kappa,
+        0.0,
+        GAUSSIAN,
+        share**2 * state.scatter,
+        state.alike,
+        near=state.near,
+        measured=state.measured,
+        profile=state.profile,
     )
     return _scaled(plain, norm)
 
@@ -118,7 +124,7 @@ def _batch(call: Call) -> _Norm:
     axes = state.axes(*(d for d in range(state.ndim) if d != 1))
     if training and size([state.sizes[a] for a in axes]) < 2:
         raise NoRuleError("a batch of one value a channel")
-    eps = float(given.get("eps", given.get("epsilon", 1e-5)))
+    eps = float(next((given[k] for k in ("eps", "epsilon") if k in given), 1e-5))
     weight, bias = (_known(call, given.get(k), shape) for k in ("weight", "bias"))
     return _Norm(state, axes, eps, weight, bias, running)
 
@@ -160,4 +166,3 @@ _register(
 )  # fmt: skip
 _register(_layer, "aten.native_layer_norm")
 _register(_group, "aten.native_group_norm")
-

@@ -156,7 +156,9 @@ def added(a: State, b: State) -> State:
     total = float(kappa.reshape(-1)[-1])
     spread, scatter = 2.0, 0.0
     if total > 0:
-        spread = ((a.spread + 1) * first**2 + (b.spread + 1) * second**2 + 6 * first * second) / (first + second) ** 2 - 1
+        spread = ((a.spread + 1) * first**2 + (b.spread + 1) * second**2 + 6 * first * second) / (
+            first + second
+        ) ** 2 - 1
         scatter = ((first * a.scatter**0.5 + second * b.scatter**0.5) / total) ** 2
     alike = (first * a.alike + second * b.alike) / (first + second) if total > 0 else 0.0
     state = State(a.dims, kappa, a.mean + b.mean, spread, scatter, alike, measured=a.measured or b.measured)
@@ -176,7 +178,8 @@ def mixed(a: State, b: State) -> tuple[Array, ...]:
         return ()
     first, second = a.second_moment, b.second_moment
     share = first / (first + second) if first + second > 0 else 0.5
-    one, other = a.profile or (1.0,) * len(b.profile), b.profile or (1.0,) * len(a.profile)
+    flat = np.ones(1)
+    one, other = a.profile or (flat,) * len(b.profile), b.profile or (flat,) * len(a.profile)
     return tuple(np.asarray(share * x + (1.0 - share) * y) for x, y in zip(one, other, strict=True))
 
 

@@ -158,7 +158,9 @@ def _maximum(call: Call) -> Sequence[State | None]:
     before = max(state.second_moment - state.mean**2, 1e-300)
     kappa = mean**2 + (state.kappa - state.mean**2) * ((q - mean**2) / before)
     spread = max(float(w @ v**4) / q**2 - 1.0, 0.0) if q > 0 else 0.0
-    pooled = State(state.dims, kappa, mean, spread, state.scatter, near=state.near, measured=state.measured, profile=state.profile)
+    pooled = State(
+        state.dims, kappa, mean, spread, state.scatter, near=state.near, measured=state.measured, profile=state.profile
+    )
     return [_shrunk(pooled, call), *[None] * (len(call.outputs) - 1)]
 
 
@@ -183,5 +185,9 @@ register_rule(
     "aten.avg_pool1d", "aten.avg_pool2d", "aten._adaptive_avg_pool2d", forward=_average, backward=_average_back
 )
 register_rule(
-    "aten.max_pool2d_with_indices", "aten.adaptive_max_pool2d", "aten.max_pool2d", forward=_maximum, backward=_maximum_back
+    "aten.max_pool2d_with_indices",
+    "aten.adaptive_max_pool2d",
+    "aten.max_pool2d",
+    forward=_maximum,
+    backward=_maximum_back,
 )

@@ -16,6 +16,15 @@ def _softmax(call: Call) -> State:
 
     For Gaussian scores exp(u - s^2/2)/n has the mean 1/n and E p^2 = exp(s^2)/n^2 while s^2 is well below log n; at most
     1/n. Under a mask, in the place of 1/n^2 stands the softmax of the mask alone.
+
+    Args:
+        call: The operation.
+
+    Returns:
+        The state of the probabilities.
+
+    Raises:
+        NoRuleError: If there is nothing to choose from.
     """
     state = call.state(call.args[0])
     dimension = call.args[1] % state.ndim
@@ -42,7 +51,7 @@ def _softmax(call: Call) -> State:
 
 
 def _softmax_back(call: Call, gradients: Sequence[State | None]) -> Gradients:
-    """p (g - sum p g): off the row's mean, times p."""
+    """P (g - sum p g): off the row's mean, times p."""
     gradient, out = gradients[0], call.outputs[0]
     if gradient is None or out is None:
         return {}
@@ -55,7 +64,7 @@ def _softmax_back(call: Call, gradients: Sequence[State | None]) -> Gradients:
 
 
 def _log_softmax(call: Call) -> State:
-    """u - log sum exp u: off the row's mean, and down by log n + s^2/2."""
+    """U - log sum exp u: off the row's mean, and down by log n + s^2/2."""
     state = call.state(call.args[0])
     dimension = call.args[1] % state.ndim
     axes = state.axes(dimension)
@@ -67,7 +76,7 @@ def _log_softmax(call: Call) -> State:
 
 
 def _log_softmax_back(call: Call, gradients: Sequence[State | None]) -> Gradients:
-    """g - p sum g: the gradient less about its row's mean."""
+    """The adjoint g - p sum g: the gradient less about its row's mean."""
     gradient = gradients[0]
     if gradient is None:
         return {}

@@ -18,7 +18,9 @@ def permuted(state: State, order: Sequence[int]) -> State:
     near = state.near if list(order) == list(range(state.ndim)) else ()
     parts = (list(order).index(state.parts[0]), *state.parts[1:]) if state.parts is not None else None
     profile = state.profile if near else ()
-    return replace(state, dims=dims, kappa=np.transpose(state.kappa, axes), near=near, profile=profile, field=None, parts=parts)
+    return replace(
+        state, dims=dims, kappa=np.transpose(state.kappa, axes), near=near, profile=profile, field=None, parts=parts
+    )
 
 
 def _order(call: Call) -> list[int]:
@@ -108,9 +110,9 @@ def _part(call: Call) -> Value | None:
 def _select(call: Call) -> "State | Sequence[State | None]":
     """Entries of one or several places along a dimension, which are alike: the covariances stay."""
     state, dimension = call.state(call.args[0]), _dimension(call)
-    part = _part(call)
-    if part is not None:
-        return call.state(part)
+    chosen = _part(call)
+    if chosen is not None:
+        return call.state(chosen)
     found: list[State | None] = []
     for out in call.outputs:
         if out is None:
@@ -126,9 +128,9 @@ def _select(call: Call) -> "State | Sequence[State | None]":
 def _select_back(call: Call, gradients: Sequence[State | None]) -> Gradients:
     """Zeros everywhere else: each part adds its share of the places."""
     value, dimension = call.args[0], _dimension(call)
-    part = _part(call)
-    if part is not None:
-        return {} if gradients[0] is None else {part.id: gradients[0]}
+    chosen = _part(call)
+    if chosen is not None:
+        return {} if gradients[0] is None else {chosen.id: gradients[0]}
     total: State | None = None
     n = value.shape[dimension]
     for out, gradient in zip(call.outputs, gradients, strict=True):
@@ -146,7 +148,7 @@ def _select_back(call: Call, gradients: Sequence[State | None]) -> Gradients:
 
 
 def _placed(gradient: State, dimension: int, m: int, n: int) -> State:
-    """m of n places filled: two places are both filled for (m/n)((m - 1)/(n - 1)) of the pairs."""
+    """The gradient with m of n places filled: two places are both filled for (m/n)((m - 1)/(n - 1)) of the pairs."""
     if m == n:
         return gradient
     gradient = one_axis(gradient, dimension)
