@@ -140,6 +140,7 @@ def state_of(field: Field) -> State:
         near=near,
         measured=start.measured,
         profile=start.profile,
+        roots=start.roots,
         field=field,
     )
 
@@ -177,7 +178,7 @@ def _dual(field: Field, values: Array, kappa: Array) -> Array:
     if field.start.law is not None:  # no Gaussian: the first terms give the shape, mean and second moment are exact
         shape = power[1:6].sum()
         if not shape > 0.0:
-            return np.full(kappa.shape, power[0]) + (q - power[0]) * (rho >= 1.0)
+            return np.asarray(power[0] + (q - power[0]) * (rho >= 1.0))
         power = np.append(power[0], power[1:6] * (q - power[0]) / shape)
         return np.asarray(np.polynomial.polynomial.polyval(rho, power))
     total = np.polynomial.polynomial.polyval(rho, power)

@@ -27,6 +27,9 @@ def blended(calls: Sequence[Call]) -> list[Call]:
         The operations; a blend takes h, n and z.
     """
     uses = Counter(v.id for call in calls for v in call.args if isinstance(v, Value))
+    for call in calls:  # copies that autograd keeps for itself
+        if call.name == "aten.clone" and not any(v is not None and uses[v.id] for v in call.outputs):
+            uses[call.args[0].id] -= 1
     made: dict[int, Call] = {}
     inside: set[int] = set()
     found = []

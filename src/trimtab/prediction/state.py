@@ -48,6 +48,8 @@ class State:
         profile: In images, the second moment by position along each spatial dimension, of mean 1: behind zero padding the
             border has less.
         law: Where the entries are far from Gaussian without being a function of one, points and weights of their distribution.
+        roots: The biases, and the weights behind them, that what all samples have in common comes from: two states with one of
+            them share it, as the time steps of a recurrent layer do.
         parts: Which dimension joins which tensors, for a stack of them.
         mask: For attention scores under a mask, the state of the softmax of the mask alone.
     """
@@ -63,6 +65,7 @@ class State:
     field: "Field | None" = None
     profile: tuple[Array, ...] = ()
     law: tuple[Array, Array] | None = None
+    roots: frozenset[int] = frozenset()
     parts: "tuple[int, tuple[Any, ...], dict[int, State]] | None" = None
     mask: "State | None" = None
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from trimtab.prediction.axes import Labels, contract, matched, named
 from trimtab.prediction.registry import Call, Gradients, Value, register_rule
-from trimtab.prediction.rules.pointwise import added, summed_to
+from trimtab.prediction.rules.pointwise import added, rooted, summed_to
 from trimtab.prediction.state import GAUSSIAN, State, size
 
 NAMES = {"aten.mm": ("nk", "km", "nm"), "aten.bmm": ("bnk", "bkm", "bnm"), "aten.mv": ("nk", "k", "n")}
@@ -89,7 +89,9 @@ def _multiply(call: Call) -> State:
 def _signal_first(call: Call, a: Value, first: str, b: Value, second: str, out: str) -> State:
     if a.known:
         a, first, b, second = b, second, a, first
-    return product(call.state(a), first, call.state(b), second, out)
+    state = call.state(a)
+    result = product(state, first, call.state(b), second, out)
+    return replace(result, roots=frozenset({b.id})) if b.known and state.roots else result
 
 
 def _multiply_back(call: Call, gradients: Sequence[State | None]) -> Gradients:
@@ -115,7 +117,7 @@ def _added(call: Call, names: tuple[str, str, str]) -> State:
     first, second, out = names
     result = _signal_first(call, a, first, b, second, out).scaled(float(call.kwargs.get("alpha", 1)))
     beta = float(call.kwargs.get("beta", 1))
-    return added(result, call.state(bias).scaled(beta)) if beta else result
+    return rooted(added(result, call.state(bias).scaled(beta)), bias) if beta else result
 
 
 def _added_back(call: Call, names: tuple[str, str, str], gradients: Sequence[State | None]) -> Gradients:

@@ -39,7 +39,8 @@ def forward(call: Call) -> State:
         return _function(call, fields)
     a, b = call.args[0], call.args[1] if len(call.args) > 1 else None
     if call.name in SUMS and isinstance(a, Value) and isinstance(b, Value):
-        return added(call.state(a), call.state(b).scaled(SUMS[call.name] * call.kwargs.get("alpha", 1)))
+        total = added(call.state(a), call.state(b).scaled(SUMS[call.name] * call.kwargs.get("alpha", 1)))
+        return rooted(rooted(total, a), b)
     if call.name == "aten.mul" and isinstance(b, Value):
         return multiplied(call.state(a), call.state(b))
     if call.name == "aten.div" and isinstance(b, Value):
@@ -151,7 +152,7 @@ def added(a: State, b: State) -> State:
         The state of the sum.
     """
     a, b = _fielded(a, b)
-    kappa = a.kappa + b.kappa + 2.0 * a.mean * b.mean
+    kappa = a.kappa + b.kappa + 2.0 * a.mean * b.mean + _common(a, b)
     first, second = a.second_moment, b.second_moment
     total = float(kappa.reshape(-1)[-1])
     spread, scatter = 2.0, 0.0
@@ -162,7 +163,7 @@ def added(a: State, b: State) -> State:
         scatter = ((first * a.scatter**0.5 + second * b.scatter**0.5) / total) ** 2
     alike = (first * a.alike + second * b.alike) / (first + second) if total > 0 else 0.0
     state = State(a.dims, kappa, a.mean + b.mean, spread, scatter, alike, measured=a.measured or b.measured)
-    return replace(state, near=_near_sum(a, b), mask=a.mask or b.mask, law=law_of_sum(a, b), profile=mixed(a, b))
+    return replace(state, near=_near_sum(a, b), mask=a.mask or b.mask, law=law_of_sum(a, b), profile=mixed(a, b), roots=a.roots | b.roots)
 
 
 def _fielded(a: State, b: State) -> tuple[State, State]:
@@ -170,6 +171,23 @@ def _fielded(a: State, b: State) -> tuple[State, State]:
     first, second = aligned(a, b)
     first = replace(first, field=a.field, law=a.law, profile=a.profile if a.ndim == first.ndim else ())
     return first, replace(second, field=b.field, law=b.law, profile=b.profile if b.ndim == first.ndim else ())
+
+
+def rooted(state: State, value: Value) -> State:
+    """The state of a sum with a bias, if `value` is one: what all samples have in common comes from it."""
+    return replace(state, roots=state.roots | {value.id}) if value.known and size(value.shape) > 1 else state
+
+
+def _common(a: State, b: State) -> Array | float:
+    """Twice the covariance of two terms in one unit, where both take what their samples share from the same bias."""
+    if not a.roots & b.roots or a.kappa.shape != b.kappa.shape or not a.dims[-1]:
+        return 0.0
+    unit = a.axes(-1)
+    index = tuple(1 if axis in unit else 0 for axis in range(a.kappa.ndim))
+    shared = [max(float(s.kappa[index]) - s.mean**2, 0.0) for s in (a, b)]
+    same = np.zeros_like(a.kappa)
+    same[tuple(1 if axis in unit else slice(None) for axis in range(a.kappa.ndim))] = 1.0
+    return np.asarray(2.0 * same * (shared[0] * shared[1]) ** 0.5)
 
 
 def mixed(a: State, b: State) -> tuple[Array, ...]:
@@ -209,7 +227,7 @@ def multiplied(a: State, b: State) -> State:
     spread = (a.spread + 1.0) * (b.spread + 1.0) - 1.0
     state = State(a.dims, a.kappa * b.kappa, a.mean * b.mean, spread, a.scatter + b.scatter, max(a.alike, b.alike))
     near = a.near if a.ndim == 4 and a.near else b.near if b.ndim == 4 else ()
-    return replace(state, near=near, measured=a.measured or b.measured, profile=a.profile or b.profile)
+    return replace(state, near=near, measured=a.measured or b.measured, profile=a.profile or b.profile, roots=a.roots | b.roots)
 
 
 def _reciprocal(call: Call, value: Value) -> State:
