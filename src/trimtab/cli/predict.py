@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 
@@ -25,27 +26,21 @@ def predict(target: str, seed: int, form: str, output: str | None, figure: str |
 
     def action() -> int:
         from trimtab.cli.setups import load_setup
+        from trimtab.errors import UsageError
         from trimtab.prediction import predict_setup
         from trimtab.report.writing import write
 
         found = predict_setup(load_setup(target, seed))
         text = found.to_json() if form == "json" else str(found).rstrip("\n")
+        try:
+            if figure is not None:
+                found.figure(figure)
+            if output not in (None, "-"):
+                Path(str(output)).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {error.filename or output or figure}: {error.strerror}") from error
         if output in (None, "-"):
             write(text, sys.stdout)
-        else:
-            _save(output, text)
-        if figure is not None:
-            found.figure(figure)
         return 0
 
     return showing_the_users_errors(action)
-
-
-def _save(path: str, text: str) -> None:
-    from trimtab.errors import UsageError
-
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error

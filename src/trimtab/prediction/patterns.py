@@ -27,11 +27,10 @@ def blended(calls: Sequence[Call]) -> list[Call]:
         The operations; a blend takes h, n and z.
     """
     uses = Counter(v.id for call in calls for v in call.args if isinstance(v, Value))
-    for call in calls:  # copies that autograd keeps for itself
-        if call.name == "aten.clone" and not any(v is not None and uses[v.id] for v in call.outputs):
-            uses[call.args[0].id] -= 1
+    dead = [c for c in calls if c.name == "aten.clone" and not any(v is not None and uses[v.id] for v in c.outputs)]
+    uses.subtract(c.args[0].id for c in dead)  # copies that autograd keeps for itself
     made: dict[int, Call] = {}
-    inside: set[int] = set()
+    inside = {id(call) for call in dead}
     found = []
     for call in calls:
         gate = _gate(call, made, uses)
