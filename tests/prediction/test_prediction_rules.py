@@ -167,7 +167,7 @@ FUNCTIONS = {
     "rms": nn.RMSNorm(64),
     "layer norm": nn.LayerNorm(64),
     "dropout": nn.Dropout(0.3),
-    "in place": lambda u: (u * 1.0).tanh_().mul_(2.0),
+    "in place": lambda u: (u * 1.0).tanh_() * 2.0,
 }
 
 

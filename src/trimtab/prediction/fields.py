@@ -123,7 +123,8 @@ def state_of(field: Field) -> State:
     slope = 0.0
     if q > 0 and variance > 0:
         slope = float(w @ (v * field.slopes * (np.sqrt(variance) * field.z))) / q  # d log q'/d log Var u
-    near = ()
+    linear = float(w @ (v * field.z)) ** 2 / (q - mean**2) if q > mean**2 else 0.0  # chance correlations pass in part
+    near: tuple[float, ...] = ()
     if start.near:
         apart, same = _far(start)
         points = np.array([apart + r * (same - apart) for r in start.near])
@@ -136,7 +137,7 @@ def state_of(field: Field) -> State:
         mean,
         max(fourth / q**2 - 1.0, 0.0) if q > 0 else 0.0,
         slope**2 * start.scatter,
-        start.alike,
+        start.alike * min(linear, 1.0) ** 2,
         near=near,
         measured=start.measured,
         profile=start.profile,

@@ -1,6 +1,7 @@
-"""Gates written in three operations, (h - n) z + n, as the one blend z h + (1 - z) n that they are.
+"""What is written in several operations but is one: gates, and RMS normalization.
 
-Term by term n would stand there twice as if its parts knew nothing of each other: five times its second moment in a GRU.
+Term by term the n of (h - n) z + n would stand there twice as if its parts knew nothing of each other: five times its second moment in
+a GRU. And the gradient through the mean square of a RMS normalization takes away 1/n where it would seem to add it.
 """
 
 from collections import Counter
@@ -33,6 +34,11 @@ def blended(calls: Sequence[Call]) -> list[Call]:
     inside = {id(call) for call in dead}
     found = []
     for call in calls:
+        root = _root_mean_square(call, made, uses)
+        if root is not None:
+            parts, x, dimensions, eps = root
+            inside |= {id(part) for part in parts}
+            call = Call("trimtab.rms_norm", call.function, (x, dimensions, eps), {}, call.outputs, call.states)
         gate = _gate(call, made, uses)
         if gate is not None:
             product, difference, z = gate
@@ -64,6 +70,28 @@ def _gate(call: Call, made: dict[int, Call], uses: Counter[int]) -> tuple[Call, 
                 continue
             if isinstance(difference.args[1], Value) and difference.args[1].id == again.id:
                 return product, difference, gate
+    return None
+
+
+def _root_mean_square(
+    call: Call, made: dict[int, Call], uses: Counter[int]
+) -> tuple[tuple[Call, ...], Value, list[int], float] | None:
+    """The parts of x rsqrt(mean x^2 + eps), x, over what the mean goes, and eps."""
+    if call.name != "aten.mul" or not all(isinstance(v, Value) for v in call.args):
+        return None
+    for x, scale in (call.args, call.args[::-1]):
+        root, parts = made.get(scale.id), []
+        for names in (("aten.rsqrt",), ("aten.add",), ("aten.mean",), ("aten.pow", "aten.square", "aten.mul")):
+            if root is None or root.name not in names or uses[root.outputs[0].id if root.outputs[0] else 0] != 1:
+                break
+            parts.append(root)
+            root = made.get(root.args[0].id)
+        else:
+            _, plus, mean, square = parts
+            power = square.args[1] if len(square.args) > 1 else 2
+            twice = power == 2 or (isinstance(power, Value) and power.id == x.id)
+            if square.args[0].id == x.id and twice and isinstance(plus.args[1], float | int) and not plus.kwargs:
+                return tuple(parts), x, list(mean.argument(1, "dim")), float(plus.args[1])
     return None
 
 

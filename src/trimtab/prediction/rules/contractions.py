@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from trimtab.prediction.axes import Labels, contract, matched, named
 from trimtab.prediction.registry import Call, Gradients, Value, register_rule
 from trimtab.prediction.rules.pointwise import added, rooted, summed_to
@@ -45,7 +47,19 @@ def shared(state: State, rows: Sequence[int]) -> float:
         square = (square.take([1], axis) + (n - 1) * square.take([0], axis)) / n
         count *= n
     total = float(square.reshape(-1)[0])
-    return min(max(total, 1.0 / count) + state.alike, 1.0)
+    return min(max(total, _neighbours(state) / count) + state.alike, 1.0)
+
+
+def _neighbours(state: State) -> float:
+    """How many positions of an image count as one: the sum of squared correlations over all that lie near."""
+    if not state.near or state.ndim != 4:
+        return 1.0
+    reach = 2 ** (len(state.near) - 1)
+    steps = np.arange(-reach, reach + 1)
+    apart = np.abs(steps[:, None]) + np.abs(steps)
+    lags = [0.0, *(2.0**k for k in range(len(state.near)))]
+    square = np.interp(apart, lags, [1.0, *state.near], right=0.0) ** 2
+    return float(min(square.sum(), size(state.dims[2]) * size(state.dims[3])))
 
 
 def product(a: State, first: str, b: State, second: str, out: str) -> State:

@@ -112,7 +112,17 @@ def _convolved(state: State, weight: State, places: Sequence[int], shape: _Shape
         else:
             kappa = kappa * same
     mean = result.mean * math.prod(same for same, _ in present)
-    return grown(replace(result, kappa=kappa, mean=mean, spread=GAUSSIAN, scatter=scatter), state, groups * size(cuts))
+    result = replace(result, kappa=kappa, mean=mean, spread=GAUSSIAN, scatter=scatter)
+    return grown(result, state, groups * size(cuts) * _different(state.near, taps))
+
+
+def _different(near: tuple[float, ...], taps: Sequence[int]) -> float:
+    """How many taps count as different, where neighbouring positions are alike."""
+    spots = np.stack(np.meshgrid(*[np.arange(t) for t in taps], indexing="ij"), -1).reshape(-1, len(taps))[:128]
+    apart = np.abs(spots[:, None] - spots).sum(-1)
+    lags = [0.0, *(2.0**k for k in range(len(near)))]
+    square = np.interp(apart, lags, [1.0, *near], right=0.0) ** 2
+    return float(1.0 / np.where(apart == 0, 1.0, square if near else 0.0).mean())
 
 
 def _unfolded(state: State, dimension: int, tap: int, place: int) -> tuple[State, list[str]]:

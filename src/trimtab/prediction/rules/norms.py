@@ -9,7 +9,7 @@ from trimtab.prediction.axes import aligned, centred, fold, merged, refactored
 from trimtab.prediction.registry import Call, Gradients, Value, register_rule
 from trimtab.prediction.rules.contractions import shared
 from trimtab.prediction.rules.pointwise import added, multiplied
-from trimtab.prediction.state import GAUSSIAN, NoRuleError, State, size
+from trimtab.prediction.state import GAUSSIAN, Array, NoRuleError, State, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class _Norm:
     weight: State | None
     bias: State | None
     running: tuple[State, State] | None = None
+    over_samples: bool = False
+    centred: bool = True
 
 
 def variance_of(state: State, axes: Sequence[int]) -> float:
@@ -29,17 +31,25 @@ def variance_of(state: State, axes: Sequence[int]) -> float:
     return max(float(centred(state.kappa, state.sizes, axes).reshape(-1)[-1]), 0.0)
 
 
+def _level(norm: _Norm) -> float:
+    return variance_of(norm.state, norm.axes) if norm.centred else norm.state.second_moment
+
+
+def _off_mean(norm: _Norm, state: State) -> Array:
+    return centred(state.kappa, state.sizes, norm.axes) if norm.centred else state.kappa
+
+
 def _forward(norm: _Norm) -> State:
     """(x - mean)/sqrt(var + eps): the variance of each group is what it is, so no scatter of its level is left."""
-    state, variance = norm.state, variance_of(norm.state, norm.axes)
+    state, variance = norm.state, _level(norm)
     if norm.running is not None:
         return _scaled(_evaluated(norm), norm)
-    kappa = centred(state.kappa, state.sizes, norm.axes) / max(variance + norm.eps, 1e-300)
+    kappa = _off_mean(norm, state) / max(variance + norm.eps, 1e-300)
     share = norm.eps / max(variance + norm.eps, 1e-300)
     plain = State(
         state.dims,
         kappa,
-        0.0,
+        0.0 if norm.centred else state.mean / max(variance + norm.eps, 1e-300) ** 0.5,
         GAUSSIAN,
         share**2 * state.scatter,
         state.alike,
@@ -85,13 +95,14 @@ def _backward(norm: _Norm, gradient: State) -> State:
     if norm.running is not None:
         level = 1.0 / (norm.running[1].mean + norm.eps) * (1.0 + _relative_variance(norm.running[1]))
         return replace(gradient, kappa=gradient.kappa * level)
-    variance = variance_of(state, norm.axes)
+    variance = _level(norm)
     spread = max(variance + norm.eps, 1e-300)
-    flat = centred(state.kappa, state.sizes, norm.axes) / spread
-    # each group divides by its own variance; the mean of 1/var is above 1/mean by their scatter, 2/m for m independent values
-    alike = shared(replace(state, kappa=flat, alike=0.0), norm.axes) if variance > 0 else 0.0
+    flat = _off_mean(norm, state) / spread
+    # each group divides by its own variance; the mean of 1/var is above 1/mean by their scatter
+    chance = state.alike if norm.over_samples else 0.0
+    alike = shared(replace(state, kappa=flat, alike=chance), norm.axes) if variance > 0 else 0.0
     level = (1.0 + min(2.0 * alike, 1.0) * (variance / spread) ** 2) / spread
-    kappa = centred(gradient.kappa, gradient.sizes, norm.axes)
+    kappa = _off_mean(norm, gradient)
     along = fold(kappa * flat, state.sizes, norm.axes)
     kappa = (kappa - flat * along) * level
     turn = (variance / spread) ** 2 * state.scatter
@@ -126,7 +137,7 @@ def _batch(call: Call) -> _Norm:
         raise NoRuleError("a batch of one value a channel")
     eps = float(next((given[k] for k in ("eps", "epsilon") if k in given), 1e-5))
     weight, bias = (_known(call, given.get(k), shape) for k in ("weight", "bias"))
-    return _Norm(state, axes, eps, weight, bias, running)
+    return _Norm(state, axes, eps, weight, bias, running, over_samples=True)
 
 
 def _layer(call: Call) -> _Norm:
@@ -149,6 +160,13 @@ def _group(call: Call) -> _Norm:
     return _Norm(state, axes, float(eps), _known(call, weight, shape), _known(call, bias, shape))
 
 
+def _root_mean_square(call: Call) -> _Norm:
+    """RMS normalization, found in its parts by `prediction.patterns`."""
+    x, dimensions, eps = call.args
+    state = call.state(x)
+    return _Norm(state, state.axes(*dimensions), eps, None, None, centred=False)
+
+
 def _register(make: Callable[[Call], _Norm], *names: str) -> None:
     def forward(call: Call) -> Sequence[State | None]:
         return [merged(_forward(make(call))), *[None] * (len(call.outputs) - 1)]
@@ -165,4 +183,5 @@ _register(
     "aten.miopen_batch_norm", "aten._batch_norm_no_update", "aten._native_batch_norm_legit_no_training",
 )  # fmt: skip
 _register(_layer, "aten.native_layer_norm")
+_register(_root_mean_square, "trimtab.rms_norm")
 _register(_group, "aten.native_group_norm")

@@ -163,7 +163,14 @@ def added(a: State, b: State) -> State:
         scatter = ((first * a.scatter**0.5 + second * b.scatter**0.5) / total) ** 2
     alike = (first * a.alike + second * b.alike) / (first + second) if total > 0 else 0.0
     state = State(a.dims, kappa, a.mean + b.mean, spread, scatter, alike, measured=a.measured or b.measured)
-    return replace(state, near=_near_sum(a, b), mask=a.mask or b.mask, law=law_of_sum(a, b), profile=mixed(a, b), roots=a.roots | b.roots)
+    return replace(
+        state,
+        near=_near_sum(a, b),
+        mask=a.mask or b.mask,
+        law=law_of_sum(a, b),
+        profile=mixed(a, b),
+        roots=a.roots | b.roots,
+    )
 
 
 def _fielded(a: State, b: State) -> tuple[State, State]:
@@ -227,7 +234,9 @@ def multiplied(a: State, b: State) -> State:
     spread = (a.spread + 1.0) * (b.spread + 1.0) - 1.0
     state = State(a.dims, a.kappa * b.kappa, a.mean * b.mean, spread, a.scatter + b.scatter, max(a.alike, b.alike))
     near = a.near if a.ndim == 4 and a.near else b.near if b.ndim == 4 else ()
-    return replace(state, near=near, measured=a.measured or b.measured, profile=a.profile or b.profile, roots=a.roots | b.roots)
+    return replace(
+        state, near=near, measured=a.measured or b.measured, profile=a.profile or b.profile, roots=a.roots | b.roots
+    )
 
 
 def _reciprocal(call: Call, value: Value) -> State:
