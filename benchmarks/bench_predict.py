@@ -1,6 +1,6 @@
 """What `trimtab.predict` foretells of nets at initialization, beside what they do; and what it costs.
 
-Errors are |log10(measured/predicted)| of second moments, medians over the sites. "flat" takes every site for what the input (signal)
+Errors are |log10(measured/predicted)| of second moments, medians over the sites and then over draws of the weights. "flat" takes every site for what the input (signal)
 or the output (gradient) is: the prediction that nothing changes from layer to layer.
 """
 
@@ -55,18 +55,19 @@ def flat(values: list[float], reference: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", default="")
     parser.add_argument("--misses", action="store_true", help="name the sites that are off by more than 0.1")
     parser.add_argument("--table", action="store_true", help="print the whole prediction")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(
-        f"{'net':52}{'sites':>6}{'forward':>9}{'flat':>7}{'backward':>10}{'flat':>7}{'covered':>9}{'odd M':>7}{'s':>7}"
+        f"{'net':50}{'sites':>6}{'forward':>9}{'flat':>7}{'backward':>10}{'flat':>7}{'covered':>9}{'odd M':>7}{'s':>7}"
     )
     for name, make in cases():
         if arguments.only not in name:
             continue
+        rows = []
         for seed in range(arguments.seeds):
             torch.manual_seed(seed)
             model, batch = make()
@@ -78,17 +79,18 @@ def main() -> None:
             up = flat([s.forward_measured for s in found.sites], first_input(batch, found))
             back = flat([s.backward_measured for s in found.sites], found.sites[-1].backward_measured)
             out = sum(s.odd == "measurement" for s in found.sites)
-            print(
-                f"{name:52}{len(found.sites):6}{forward:9.3f}{up:7.2f}{backward:10.3f}{back:7.2f}{found.coverage:9.1%}{out:7}{spent:7.2f}",
-                dict(found.uncovered) or "",
-                flush=True,
-            )
+            rows.append((len(found.sites), forward, up, backward, back, found.coverage, out, spent))
             if arguments.misses:
                 for s in found.sites:
                     if abs(s.forward_error) > 0.1 or abs(s.backward_error) > 0.1:
                         print(f"      {s.name:30}{s.kind:16}{s.forward_error:8.3f}{s.backward_error:8.3f}")
             if arguments.table:
                 print(found)
+        n, forward, up, backward, back, covered, out, spent = (statistics.median(c) for c in zip(*rows, strict=True))
+        print(
+            f"{name:50}{n:6.0f}{forward:9.3f}{up:7.2f}{backward:10.3f}{back:7.2f}{covered:9.0%}{out:7.0f}{spent:7.2f}",
+            flush=True,
+        )
     if arguments.only in "cost":
         cost()
 

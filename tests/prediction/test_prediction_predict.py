@@ -131,7 +131,9 @@ def test_an_operation_without_a_rule_passes_the_measured_value():
 
     found = predict(Sorts(), torch.randn(32, 64))
     assert dict(found.uncovered) == {"aten.cumsum": 1}
-    assert [s.covered for s in found][:2] == [True, False]
+    assert not found["a"].covered  # its gradient is a measured one
+    assert not found["c"].covered
+    assert found["b"].covered
     assert found["c"].forward == pytest.approx(found["c"].forward_measured, rel=0.05)
     assert abs(found["b"].forward_error) < 0.3
     assert "1 × aten.cumsum" in str(found)
@@ -190,10 +192,10 @@ def test_which_of_the_two_is_odd():
 
 @pytest.mark.parametrize("train", [True, False])
 def test_evaluation_mode(train):
-    model, batch = nets.vgg(True, (16, 32), 16, 16)
+    model, batch = nets.vgg(True, (32, 64), 16, 16)
     found = predict(model.train(train), batch)
     assert found.coverage == 1.0
-    assert abs(np.nanmedian([s.forward_error for s in found])) < 0.1
+    assert abs(np.nanmedian([s.forward_error for s in found])) < 0.15
     assert abs(np.nanmedian([s.backward_error for s in found])) < 0.15
 
 

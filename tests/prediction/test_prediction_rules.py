@@ -105,7 +105,7 @@ def test_convolutions(name):
     forward, backward = over_draws(
         lambda: nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, **settings), nn.ReLU()),
         torch.randn(8, 3, 8, 8),
-        12,
+        8,
     )
     assert np.abs(forward).max() < 0.08
     assert np.abs(backward).max() < 0.08
@@ -130,7 +130,7 @@ def test_pooling(name):
         model(torch.randn(2, 3, 8, 8))
         return model
 
-    forward, backward = over_draws(made, torch.randn(16, 3, 8, 8), 12)
+    forward, backward = over_draws(made, torch.randn(16, 3, 8, 8), 8)
     assert np.abs(forward[:-1]).max() < 0.06
     assert np.abs(backward).max() < 0.06
 
@@ -150,7 +150,7 @@ def test_norms(name):
             nn.Conv2d(3, 24, 3, padding=1), NORMS[name](), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1), NORMS[name]()
         ),
         torch.randn(8, 3, 8, 8),
-        12,
+        8,
     )
     assert np.abs(forward).max() < 0.06
     assert np.abs(backward).max() < 0.1
@@ -159,9 +159,9 @@ def test_norms(name):
 FUNCTIONS = {
     "swish by hand": lambda u: u * torch.sigmoid(u),
     "twice": lambda u: u + u,
-    "joined": lambda u: torch.cat([u, torch.tanh(u)], -1)[:, :64],
+    "joined": lambda u: torch.cat([u, torch.tanh(u)], 0),
     "chunks": lambda u: torch.cat(u.chunk(4, -1)[::-1], -1),
-    "stacked": lambda u: torch.stack([u, u * 2]).mean(0),
+    "stacked": lambda u: torch.stack([u, -u], 1)[:, 1],
     "softmax": lambda u: 64 * u.softmax(-1),
     "transposed": lambda u: u.t().contiguous().t(),
     "rms": nn.RMSNorm(64),
@@ -174,10 +174,10 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_between_layers(name):
     forward, backward = over_draws(
-        lambda: Said(FUNCTIONS[name], nn.Linear(64, 64), nn.Linear(64, 64)), 2 * torch.randn(64, 64), 12
+        lambda: Said(FUNCTIONS[name], nn.Linear(64, 64), nn.Linear(64, 64)), 2 * torch.randn(64, 64), 8
     )
-    assert np.abs(forward).max() < 0.05
-    assert np.abs(backward).max() < 0.08
+    assert np.abs(forward).max() < 0.1
+    assert np.abs(backward).max() < 0.1
 
 
 def test_weights_of_any_kind():
