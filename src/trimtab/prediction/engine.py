@@ -155,11 +155,9 @@ def _back(flow: Flow, call: Call, gradients: list[State | None]) -> None:
     rule = rule_for(call.name)
     found = rule.backward(call, gradients) if rule is not None else pointwise.backward(call, gradients)
     for key, gradient in found.items():
-        owner = call.states[key].field if key in call.states else None
-        if owner is not None and owner.base in found and owner.base != key:  # the whole chain was passed at once
-            flow.shown[key] = flow.shown.get(key, 0.0) + gradient.second_moment
-        else:
-            _deposit(flow, key, gradient)
+        _deposit(flow, key, gradient)
+    for key, moment in call.shown.items():
+        flow.shown[key] = flow.shown.get(key, 0.0) + moment
 
 
 def _show_base(flow: Flow, call: Call, state: State, gradient: State) -> None:

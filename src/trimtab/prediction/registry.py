@@ -38,6 +38,7 @@ class Call:
         kwargs: Its named arguments.
         outputs: Its floating outputs; None in the place of others.
         states: The state of each tensor in the arguments, by id; a rule for the way back finds the outputs' too.
+        shown: Second moments of the gradient at inputs that a rule for the way back has passed over, to where they came from.
         partials: Mean squared derivative by each argument, where the operation is pointwise over one Gaussian.
     """
 
@@ -48,6 +49,7 @@ class Call:
     outputs: tuple[Value | None, ...]
     states: dict[int, State] = field(default_factory=dict)
     partials: dict[int, float] = field(default_factory=dict)
+    shown: dict[int, float] = field(default_factory=dict)
 
     def state(self, value: Any) -> State:
         """The state of an argument or an output.

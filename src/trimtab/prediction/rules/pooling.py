@@ -178,7 +178,8 @@ def _maximum_back(call: Call, gradients: Sequence[State | None]) -> Gradients:
     if field.base == value.id:
         return {value.id: routed}
     slopes = np.interp(z, field.z, field.slopes)
-    return {field.base: routed.scaled(float(w @ slopes**2) ** 0.5), value.id: routed}
+    call.shown[value.id] = routed.second_moment
+    return {field.base: routed.scaled(float(w @ slopes**2) ** 0.5)}
 
 
 register_rule(
