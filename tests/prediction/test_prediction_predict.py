@@ -1,8 +1,10 @@
 """`trimtab.predict` from the outside: what it leaves, what it refuses, what it says of odd networks."""
 
 import copy
+import gc
 import json
 import random
+import weakref
 
 import numpy as np
 import prediction_nets as nets
@@ -60,6 +62,16 @@ def test_nothing_is_changed_after_an_error():
         predict(model, torch.randn(8, 4))
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in before[0].items())
     assert snapshot(model)[2] == before[2]
+
+
+def test_nothing_is_kept():
+    model, (x,) = nets.mlp("ReLU", depth=2, width=32)
+    died = []
+    handle = model.register_forward_hook(lambda module, args, output: died.append(weakref.ref(output)))
+    predict(model, x)
+    handle.remove()
+    gc.collect()
+    assert [reference() for reference in died] == [None]
 
 
 def test_the_three_kinds_of_batch():

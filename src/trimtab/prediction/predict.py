@@ -80,11 +80,15 @@ def _predicted(model: nn.Module, run: Callable[[], Tensor | None], batch: Any) -
     held = [t for t in tensors(batch) if isinstance(t, Tensor)]
     with unchanged(model, *held) as kept:
         kept.add(*model.parameters(), *model.buffers())
-        with _plain_kernels(model), listener.attached(), torch.enable_grad():
-            with tracer:
-                scalar = run()
-            _send_back(model, listener, scalar, held)
-    if not listener.outputs:
+        try:
+            with _plain_kernels(model), listener.attached(), torch.enable_grad():
+                with tracer:
+                    scalar = run()
+                _send_back(model, listener, scalar, held)
+            answered = bool(listener.outputs)
+        finally:
+            listener.outputs = []  # a hook on an output that knows the output would keep the whole graph for good
+    if not answered:
         raise UsageError(
             "the model gave no floating tensor that depends on the batch; predict needs an output that has a second moment"
         )
