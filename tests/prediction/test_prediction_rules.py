@@ -167,6 +167,7 @@ FUNCTIONS = {
     "rms": nn.RMSNorm(64),
     "layer norm": nn.LayerNorm(64),
     "dropout": nn.Dropout(0.3),
+    "prelu": nn.PReLU(),
     "in place": lambda u: (u * 1.0).tanh_() * 2.0,
 }
 
@@ -189,3 +190,19 @@ def test_weights_of_any_kind():
             module.weight.data *= 0.3
         found = predict(model, torch.randn(32, 64))
         assert all(abs(s.forward_error) < 0.2 for s in found), found
+
+
+def test_padding_masks_leave_their_share_out():
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend, self.head = nn.MultiheadAttention(32, 4, batch_first=True), nn.Linear(32, 3)
+
+        def forward(self, x, mask):
+            return self.head(self.attend(x, x, x, key_padding_mask=mask)[0])
+
+    mask = torch.zeros(8, 12, dtype=torch.bool)
+    mask[:, 4:] = True
+    found = predict(Attends(), (torch.randn(8, 12, 32), mask))
+    assert found.coverage == 1.0, dict(found.uncovered)
+    assert abs(found["attend.0"].forward_error) < 0.1

@@ -62,7 +62,10 @@ def reshaped(state: State, shape: Sequence[int]) -> State:
     """The state after a view to another shape of as many entries."""
     if size(shape) != size(state.sizes):
         raise NoRuleError(f"a view of {size(state.sizes)} entries to {tuple(shape)}")
-    flat = replace(state, dims=(state.sizes,))
+    mask = state.mask
+    if mask is not None:
+        mask = reshaped(expanded(mask, state.dims), shape)
+    flat = replace(state, dims=(state.sizes,), mask=mask)
     flat = refactored(flat, [[n for n in shape if n > 1]])
     factors, dims = list(flat.dims[0]), []
     for n in shape:

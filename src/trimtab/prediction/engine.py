@@ -13,6 +13,9 @@ from trimtab.prediction.rules import pointwise
 from trimtab.prediction.rules.pointwise import mixed, multiplied
 from trimtab.prediction.state import NoRuleError, State, dims_of, independent, size
 
+RULE_FAILS = (NoRuleError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""A rule that trips over what it did not foresee has no answer, as one that says so: the user's call goes on."""
+
 KEEPS_PARTS = frozenset({"aten.stack", "aten.transpose", "aten.permute", "aten.clone"})
 """What leaves a stack one."""
 
@@ -56,7 +59,7 @@ def forward(
         call.states.update({v.id: flow.states[v.id] for v in _values(call) if v.id in flow.states})
         try:
             found = _by_rule(call)
-        except NoRuleError:
+        except RULE_FAILS:
             flow.uncovered[call.name] += 1
             found = [_as_measured(value, values) for value in call.outputs]
         for value, state in zip(call.outputs, found, strict=False):
@@ -139,7 +142,7 @@ def backward(flow: Flow, calls: Sequence[Call], seeds: Mapping[int, State], meas
             continue
         try:
             _back(flow, call, gradients)
-        except NoRuleError:
+        except RULE_FAILS:
             flow._lost.update(v.id for v in _values(call) if not v.known)
         _show(flow, call)
 

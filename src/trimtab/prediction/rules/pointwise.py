@@ -14,12 +14,14 @@ from trimtab.prediction.laws import law_of_sum
 from trimtab.prediction.registry import Call, Gradients, Value
 from trimtab.prediction.state import Array, NoRuleError, State, size
 
+UNTAGGED = frozenset({"aten._prelu_kernel"})
+"""What works entry by entry although PyTorch does not say so."""
 SUMS = {"aten.add": 1.0, "aten.sub": -1.0}
 
 
 def is_pointwise(call: Call) -> bool:
     """Whether PyTorch itself says that the operation works entry by entry."""
-    return torch.Tag.pointwise in getattr(call.function, "tags", ())
+    return call.name in UNTAGGED or torch.Tag.pointwise in getattr(call.function, "tags", ())
 
 
 def forward(call: Call) -> State:
@@ -109,8 +111,9 @@ def _function(call: Call, fields: dict[int, Field]) -> State:
 
     def on_nodes(*tensors: Tensor | float) -> Tensor:
         args = list(call.args)
+        like = next(t for t in tensors if isinstance(t, Tensor))
         for place, tensor in zip(places, tensors, strict=True):
-            args[place] = tensor if isinstance(tensor, Tensor) else torch.tensor(tensor, dtype=torch.float64)
+            args[place] = tensor if isinstance(tensor, Tensor) else torch.full_like(like, tensor)
         kwargs = {k: v for k, v in call.kwargs.items() if k not in {"dtype", "device", "memory_format", "layout"}}
         result: Tensor = function(*args, **kwargs)
         return result

@@ -164,7 +164,7 @@ def _placed(gradient: State, dimension: int, m: int, n: int) -> State:
 
 def _join(call: Call) -> State:
     """Parts side by side: means over the parts; different parts share their means alone."""
-    values: list[Value] = list(call.args[0])
+    values: list[Value] = [v for v in call.args[0] if v is not None]  # an empty cache has no memory, and no name
     out = call.outputs[0]
     assert out is not None
     new = call.name == "aten.stack"
@@ -214,7 +214,7 @@ def _join_back(call: Call, gradients: Sequence[State | None]) -> Gradients:
     dimension = int(call.argument(1, "dim", 0)) % len(out.shape)
     found: dict[int, State] = {}
     for value in call.args[0]:
-        if value.known or not size(value.shape):
+        if value is None or value.known or not size(value.shape):
             continue
         if call.name == "aten.stack":
             part = resized(gradients[0], dimension, 1)
