@@ -187,6 +187,8 @@ def moments(tensor: Tensor) -> tuple[float, float]:
     """Mean square and mean."""
     values = tensor.detach()
     norm = float(torch.linalg.vector_norm(values, dtype=torch.float64 if values.element_size() < 4 else None))
+    if norm < 1e-12:  # squares below what float32 holds
+        norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
     return norm**2 / values.numel(), float(values.mean())
 
 

@@ -20,9 +20,8 @@ def render_prediction(prediction: Prediction) -> str:
         The table, no line wider than 80 columns, ending in one line end.
     """
     lines = [_head(prediction), ""]
-    group = f"{'':{NAME + 5}}{say('signal'):^25}{say('gradient'):^25}"
-    titles = (say("predicted"), say("measured"), say("within"))
-    columns = "".join(f"{t:>9}" if k < 2 else f"{t:>7}" for k, t in enumerate(titles))
+    group = f"{'':{NAME + 5}}{say('signal'):^26}{say('gradient'):^26}"
+    columns = f"{say('predicted'):>10}{say('measured'):>9}{say('within'):>7}"
     lines += [group.rstrip(), f"{'':>4} {say('site'):<{NAME}}{columns}{columns}".rstrip()]
     lines += [_row(site) for site in prediction.sites]
     lines.append("")
@@ -48,7 +47,7 @@ def _row(site: Site) -> str:
 
 def _moments(predicted: float, measured: float, tolerance: float) -> str:
     within = "" if not math.isfinite(tolerance) else f"×{tolerance:.2f}" if tolerance < 100 else f"×{tolerance:.0e}"
-    return f"{_short(predicted):>9}{_short(measured):>9}{within.replace('e+0', 'e').replace('e+', 'e'):>7}"
+    return f"{_short(predicted):>10}{_short(measured):>9}{within.replace('e+0', 'e').replace('e+', 'e'):>7}"
 
 
 def _short(value: float) -> str:
