@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from trimtab.errors import TrimtabError as TrimtabError
     from trimtab.errors import UsageError as UsageError
     from trimtab.norms import Standardizer as Standardizer
+    from trimtab.prediction.predict import predict as predict
     from trimtab.recording import Record as Record
     from trimtab.report import Diagnosis as Diagnosis
     from trimtab.report import Evidence as Evidence
     from trimtab.report import Finding as Finding
+    from trimtab.report import Prediction as Prediction
     from trimtab.report import Repair as Repair
     from trimtab.runner.watch import Watch as Watch
     from trimtab.runner.watch import watch as watch
@@ -45,7 +47,9 @@ _HOMES = {
     "Diagnosis": "trimtab.report",
     "Evidence": "trimtab.report",
     "Finding": "trimtab.report",
+    "Prediction": "trimtab.report",
     "Repair": "trimtab.report",
+    "predict": "trimtab.prediction",
     "Watch": "trimtab.runner",
     "watch": "trimtab.runner",
 }

@@ -9,7 +9,7 @@ import pytest
 
 from trimtab.report import codes
 
-COMMANDS = ("demo", "run", "check", "diagnose", "explain")
+COMMANDS = ("demo", "run", "check", "diagnose", "predict", "explain")
 
 
 def one_line(ended, status=2):

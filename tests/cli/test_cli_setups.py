@@ -204,6 +204,36 @@ def test_targets_that_are_neither(setups):
     one_line(setups.trimtab("check", "r.db"), "is not a setup")
 
 
+def test_predict(setups):
+    ended = setups.trimtab("predict", "setups.py:sick", "--figure", "depth.png")
+    assert (ended.status, ended.err) == (0, "")
+    assert "P: the prediction itself is bad" in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 80
+    assert (setups.folder / "depth.png").read_bytes().startswith(b"\x89PNG")
+    ended = setups.trimtab("predict", "setups.py:make", "--format", "json", "--output", "p.json")
+    assert (ended.status, ended.out, ended.err) == (0, "", "")
+    assert len(json.loads((setups.folder / "p.json").read_text())["sites"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("setups.py:nope", ["setups.py has no nope"]),
+        ("setups.py:not_a_scalar", ["scalar tensor"]),
+        ("setups.py:make --output no/such/folder", ["cannot write"]),
+        ("setups.py:make --figure no/such/depth.png", ["cannot write"]),
+    ],
+)
+def test_what_predict_cannot_use_gets_one_line(setups, target, words):
+    one_line(setups.trimtab("predict", *target.split()), *words)
+
+
+def test_predict_shows_the_users_own_error_whole(setups):
+    ended = setups.trimtab("predict", "setups.py:loss_fails")
+    assert ended.status == 2
+    assert ended.err.splitlines()[-1].startswith("ArithmeticError: in my loss")
+
+
 # ---------------------------------------------------------------------------------------------------------- records
 
 

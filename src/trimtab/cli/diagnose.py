@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from trimtab.cli.options import report_options
-from trimtab.errors import TrimtabError
+from trimtab.cli.shown import showing_the_users_errors
 
 
 @click.command(
@@ -49,7 +49,7 @@ def diagnose(target: str, seed: int, **options: Any) -> Callable[[], int]:
             found = diagnose_run(record, ignore=options["ignore"])
         return _report(found, options)
 
-    return _showing_the_users_errors(action)
+    return showing_the_users_errors(action)
 
 
 @click.command(
@@ -72,26 +72,7 @@ def check(target: str, seed: int, **options: Any) -> Callable[[], int]:
         check_ignored(options["ignore"])
         return _report(check_setup(load_setup(target, seed), ignore=options["ignore"]), options)
 
-    return _showing_the_users_errors(action)
-
-
-def _showing_the_users_errors(action: Callable[[], int]) -> Callable[[], int]:
-    """An error of the setup's own is shown whole and ends with 2, as bad input does: 1 would mean a finding."""
-
-    def shown() -> int:
-        try:
-            return action()
-        except TrimtabError:
-            raise
-        except Exception as error:
-            from trimtab.runner.script import clean, is_our_fault
-
-            if is_our_fault(error):
-                raise
-            sys.excepthook(type(error), clean(error), error.__traceback__)
-            return 2
-
-    return shown
+    return showing_the_users_errors(action)
 
 
 def _report(found: Any, options: dict[str, Any]) -> int:

@@ -11,6 +11,7 @@ from trimtab import __version__
 from trimtab.cli.demo import demo
 from trimtab.cli.diagnose import check, diagnose
 from trimtab.cli.explain import explain
+from trimtab.cli.predict import predict
 from trimtab.cli.run import run
 from trimtab.errors import TrimtabError
 
@@ -26,7 +27,7 @@ def commands() -> None:
     """Learn why a PyTorch network won't train: the root cause, the layer, the number, the repair."""
 
 
-for command in (demo, run, check, diagnose, explain):
+for command in (demo, run, check, diagnose, predict, explain):
     commands.add_command(command)
 
 

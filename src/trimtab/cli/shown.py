@@ -1,8 +1,10 @@
-"""Progress of long work, on standard error and only in a terminal."""
+"""What a command shows besides its report: progress, in a terminal only, and errors of the user's own."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from trimtab.errors import TrimtabError
 
 
 @contextmanager
@@ -26,3 +28,22 @@ def counter() -> Iterator[Callable[[int, int], None] | None]:
             bar.update(task, completed=done, total=steps)
 
         yield show
+
+
+def showing_the_users_errors(action: Callable[[], int]) -> Callable[[], int]:
+    """An error of the setup's own is shown whole and ends with 2, as bad input does: 1 would mean a finding."""
+
+    def shown() -> int:
+        try:
+            return action()
+        except TrimtabError:
+            raise
+        except Exception as error:
+            from trimtab.runner.script import clean, is_our_fault
+
+            if is_our_fault(error):
+                raise
+            sys.excepthook(type(error), clean(error), error.__traceback__)
+            return 2
+
+    return shown

@@ -9,8 +9,8 @@ from typing import Any
 from torch.nn.parameter import is_lazy
 
 from trimtab._setup import Setup
+from trimtab._unchanged import unchanged
 from trimtab.diagnosis.diagnose import check_ignored, diagnose_record
-from trimtab.diagnosis.unchanged import unchanged
 from trimtab.errors import SetupError, UsageError
 from trimtab.recording import Record, Recorder, Schedule, Store
 from trimtab.recording.walk import tensors

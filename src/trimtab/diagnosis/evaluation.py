@@ -13,7 +13,7 @@ from torch import nn
 
 from trimtab import norms
 from trimtab._setup import Setup
-from trimtab.diagnosis.unchanged import unchanged
+from trimtab._unchanged import unchanged
 from trimtab.recording.batch_statistics import is_batch_norm
 
 BATCHES = 8

@@ -4,6 +4,7 @@ from trimtab.report.diagnosis import Diagnosis, RunFacts
 from trimtab.report.finding import SEVERITIES, Evidence, Finding, Location, Repair, Severity
 from trimtab.report.formats import FORMATS, render
 from trimtab.report.pages import Page, UnknownCode, codes, page
+from trimtab.report.prediction import Prediction, Site
 
 __all__ = [
     "FORMATS",
@@ -13,9 +14,11 @@ __all__ = [
     "Finding",
     "Location",
     "Page",
+    "Prediction",
     "Repair",
     "RunFacts",
     "Severity",
+    "Site",
     "UnknownCode",
     "codes",
     "page",

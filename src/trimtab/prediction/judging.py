@@ -1,0 +1,104 @@
+"""Rows of the table: tolerances, and which of prediction and measurement is out of place."""
+
+import math
+from collections.abc import Sequence
+
+from trimtab.prediction.engine import Flow
+from trimtab.prediction.listening import Heard
+from trimtab.prediction.rules.contractions import shared
+from trimtab.prediction.state import State
+from trimtab.propagation import band
+from trimtab.report.prediction import Odd, Site
+
+SIGMAS = 3.0
+FORM = 0.1
+"""Relative error of the rules themselves (entries taken as Gaussian and exchangeable), in natural logarithms of a second moment per
+three sigma: the least that a band is wide."""
+GONE = 4.0
+"""Decades of a second moment, from the input for the signal and from the output for the gradient, that a prediction may foretell
+before it is bad itself: the rule of vanishing gradients has the same number."""
+
+
+def judged(heard: Sequence[Heard], flow: Flow, inputs: Sequence[float]) -> tuple[Site, ...]:
+    """A row for each site.
+
+    Args:
+        heard: What was measured.
+        flow: What was propagated.
+        inputs: Second moments of the batch.
+
+    Returns:
+        The rows in order.
+    """
+    rows = []
+    start = max((q for q in inputs if q > 0), default=math.nan)
+    end = next((flow.shown[h.value.id] for h in reversed(heard) if flow.shown.get(h.value.id, 0.0) > 0), math.nan)
+    for depth, site in enumerate(heard, 1):
+        state, gradient = flow.states.get(site.value.id), flow.gradients.get(site.value.id)
+        predicted = state.second_moment if state is not None else math.nan
+        back = flow.shown.get(site.value.id, math.nan)
+        measured_back = site.backward if site.backward is not None else math.nan
+        variance = _variance(state) if state is not None else math.nan
+        variance_back = _variance(gradient) if gradient is not None else _nearest(flow, state)
+        bad = _decades(predicted, start) > GONE or (
+            math.isfinite(measured_back) and math.isfinite(back) and _decades(back, end) > GONE
+        )
+        leaves = _leaves(predicted, site.forward, variance) or _leaves(back, measured_back, variance_back)
+        odd: Odd = "measurement" if leaves else "prediction" if bad else ""
+        covered = site.value.id not in flow.read and not (gradient is not None and gradient.measured)
+        rows.append(
+            Site(
+                site.name,
+                site.kind,
+                depth,
+                _centre(predicted, variance),
+                site.forward,
+                _factor(variance),
+                _centre(back, variance_back),
+                measured_back,
+                _factor(variance_back) if math.isfinite(back) else math.nan,
+                covered and state is not None,
+                odd,
+            )
+        )
+    return tuple(rows)
+
+
+def _variance(state: State) -> float:
+    """Var log of what a tensor shows: the scatter below it, and that of its own finite number of units."""
+    units = [n for d, f in enumerate(state.dims) for n in f if d > 0] or [1]
+    rows = state.axes(0)
+    own = state.spread * shared(state, rows) / math.prod(units)
+    return state.scatter + own + (FORM / SIGMAS) ** 2
+
+
+def _nearest(flow: Flow, state: State | None) -> float:
+    """Of a gradient in the middle of a pointwise chain: that at its end."""
+    if state is None or state.field is None:
+        return math.nan
+    base = flow.gradients.get(state.field.base)
+    return _variance(base) if base is not None else math.nan
+
+
+def _factor(variance: float) -> float:
+    return math.exp(min(SIGMAS * math.sqrt(variance), 700.0)) if math.isfinite(variance) else math.nan
+
+
+def _centre(mean: float, variance: float) -> float:
+    """Where the logs lie for a mean over draws of the weights: lower by half their variance (Hanin & Nica 2018)."""
+    return mean * math.exp(-0.5 * min(variance, 700.0)) if math.isfinite(variance) else mean
+
+
+def _leaves(predicted: float, measured: float, variance: float) -> bool:
+    if not (math.isfinite(predicted) and math.isfinite(measured) and math.isfinite(variance)):
+        return False
+    if predicted <= 0.0 or measured <= 0.0:
+        return (predicted <= 0.0) != (measured <= 0.0)
+    low, high = band(math.log(predicted), variance, SIGMAS)
+    return not low <= math.log(measured) <= high
+
+
+def _decades(value: float, start: float) -> float:
+    if not (value > 0.0 and start > 0.0 and math.isfinite(value) and math.isfinite(start)):
+        return 0.0
+    return abs(math.log10(value / start))

@@ -1,0 +1,215 @@
+"""Riding along one real forward pass: which operations ran on which tensors.
+
+A `TorchDispatchMode` sees every operation below autograd, functional calls and control flow included. Tensors are told
+apart by the memory they occupy; what does not depend on the batch (weights and what is made of them, masks, dropout's
+noise) is *known* and measured where an operation uses it. No tensor is kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from trimtab.prediction.registry import Call, Value, plain_name
+from trimtab.prediction.state import NoRuleError, State, measure
+
+Key = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+
+FACTORIES = frozenset(
+    f"aten.{name}" for name in ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_empty",
+    "new_zeros", "new_ones", "new_full", "randint_like")
+)  # fmt: skip
+"""What takes a shape and no values from its argument."""
+
+SAME = frozenset({"aten.detach", "aten.alias", "aten.lift_fresh"})
+"""What gives another handle on the same tensor."""
+
+
+def key_of(tensor: Tensor) -> Key | None:
+    """Where a tensor lies in memory and how, None if it has no memory of its own."""
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return None
+    pointer = tensor.untyped_storage().data_ptr()
+    place = int(tensor.storage_offset())
+    return (pointer, place, tuple(tensor.shape), tuple(tensor.stride())) if pointer else None
+
+
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own lacks types
+    """Writes down the operations that run while `listening`.
+
+    Attributes:
+        calls: The operations on the signal, in order.
+        sources: The states that are read from the batch, by tensor.
+        values: What was measured of each floating result that is not a view: mean square and mean.
+        listening: Whether operations are written down.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Call] = []
+        self.sources: dict[int, State] = {}
+        self.values: dict[int, tuple[float, float]] = {}
+        self.listening = False
+        self._ids: dict[Key, Value] = {}
+        self._in_storage: dict[int, set[Key]] = {}
+        self._signal: set[int] = set()  # storages that hold part of the signal
+        self._known: dict[tuple[int, int], State] = {}
+        self._count = 0
+
+    def add_source(self, tensor: Tensor) -> None:
+        """Take a tensor of the batch for a beginning of the signal."""
+        key = key_of(tensor)
+        if key is not None and key not in self._ids:
+            value = self._enter(key, False, tensor.is_floating_point())
+            if value.real:
+                self.sources[value.id] = likened(measure(tensor), tensor)
+
+    def find(self, tensor: Tensor) -> Value | None:
+        """The signal that lies in a tensor, None if there is none."""
+        key = key_of(tensor)
+        value = self._ids.get(key) if key is not None else None
+        return None if value is None or value.known else value
+
+    def __torch_dispatch__(
+        self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, and write it down."""
+        kwargs = kwargs or {}
+        name = plain_name(function)
+        if not self.listening or name in SAME:
+            return function(*args, **kwargs)
+        self.listening = False
+        try:
+            given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+            values = {id(t): self._value(t) for t in given}
+            signal = name not in FACTORIES and any(v is not None and not v.known for v in values.values())
+            states = self._known_states(given, values) if signal else {}
+            result = function(*args, **kwargs)
+            outputs = self._outputs(function, given, result, signal)
+            if signal and any(outputs):
+                new_args, new_kwargs = tree_map(lambda t: values[id(t)] if isinstance(t, Tensor) else t, (args, kwargs))
+                call = Call(name, function, new_args, new_kwargs, outputs, states)
+                self._write(call, [v for v in values.values() if v is not None], given, result)
+            return result
+        finally:
+            self.listening = True
+
+    def _outputs(self, function: Any, given: list[Tensor], result: Any, signal: bool) -> tuple[Value | None, ...]:
+        """New names for the floating results; none at all where all of them are tensors that have one already."""
+        storages = {key[0] for t in given if (key := key_of(t)) is not None}
+        writes = function._schema.is_mutable
+        results = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor)]
+        keys = [key_of(t) for t in results]
+        if not writes and results and all(k is not None and k[0] in storages and k in self._ids for k in keys):
+            return ()
+        outputs: list[Value | None] = []
+        for tensor, key in zip(results, keys, strict=True):
+            if key is None:
+                outputs.append(None)
+                continue
+            if key[0] not in storages:
+                self._forget(key[0])
+            elif writes:
+                self._forget(key[0], but=key)
+            value = self._enter(key, not signal, tensor.is_floating_point())
+            outputs.append(value if value.real else None)
+        return tuple(outputs)
+
+    def _write(self, call: Call, values: list[Value], given: list[Tensor], result: Any) -> None:
+        results = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor)]
+        read = not any(v.real for v in values if not v.known)
+        if not read:
+            self.calls.append(call)
+        storages = {key[0] for t in given if (key := key_of(t)) is not None}
+        for tensor, value in zip(results, call.outputs, strict=True):
+            if value is None:
+                continue
+            if read:  # rows of a table that indices of the batch look up: read from both
+                self.sources[value.id] = measured_state(tensor)
+            elif call.function._schema.is_mutable or tensor.untyped_storage().data_ptr() not in storages:
+                self.values[value.id] = moments(tensor)
+
+    def _known_states(self, given: list[Tensor], values: dict[int, Value | None]) -> dict[int, State]:
+        """What is known of the arguments that are no signal."""
+        found = {}
+        for tensor in given:
+            value = values[id(tensor)]
+            if value is None or not (value.known or not value.real):
+                continue
+            mark = (value.id, tensor._version)
+            if mark not in self._known:
+                try:
+                    self._known[mark] = measured_state(tensor)
+                except NoRuleError:
+                    continue
+            found[value.id] = self._known[mark]
+        return found
+
+    def _value(self, tensor: Tensor) -> Value | None:
+        key = key_of(tensor)
+        if key is None:
+            return None
+        if key in self._ids:
+            return self._ids[key]
+        value = self._enter(key, key[0] not in self._signal, tensor.is_floating_point())
+        if not value.known and value.real:  # a tensor that was written piece by piece
+            self.values[value.id] = moments(tensor)
+            self.calls.append(Call("a write into a part", None, (), {}, (value,)))
+        return value
+
+    def _enter(self, key: Key, known: bool, real: bool) -> Value:
+        self._count += 1
+        value = Value(self._count, key[2], known, real)
+        self._ids[key] = value
+        self._in_storage.setdefault(key[0], set()).add(key)
+        if not known:
+            self._signal.add(key[0])
+        return value
+
+    def _forget(self, storage: int, but: Key | None = None) -> None:
+        """What a write has changed: all of the storage, but for parts beside the one that was written (chunks of one split)."""
+        keys = self._in_storage.pop(storage, set())
+        kept = {key for key in keys if but is not None and key[2:] == but[2:]}
+        for key in keys - kept:
+            self._ids.pop(key, None)
+        if kept:
+            self._in_storage[storage] = kept
+        if but is None:
+            self._signal.discard(storage)
+
+
+@torch.no_grad()
+def moments(tensor: Tensor) -> tuple[float, float]:
+    """Mean square and mean."""
+    values = tensor.detach()
+    norm = float(torch.linalg.vector_norm(values, dtype=torch.float64 if values.element_size() < 4 else None))
+    if norm < 1e-12:  # squares below what float32 holds
+        norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    return norm**2 / values.numel(), float(values.mean())
+
+
+@torch.no_grad()
+def likened(state: State, tensor: Tensor) -> State:
+    """The state with the mean squared correlation of two samples: of gradients of ten classes a tenth, of two classes all."""
+    rows = tensor.detach()[:128].flatten(1).to(torch.float32) if tensor.ndim > 1 else None
+    if rows is None or len(rows) < 2:
+        return state
+    unit = torch.nn.functional.normalize(rows, dim=1)
+    square = (unit @ unit.T).square()
+    n = len(rows)
+    return replace(state, alike=min(float((square.sum() - square.diagonal().sum()) / (n * (n - 1))), 1.0))
+
+
+@torch.no_grad()
+def measured_state(tensor: Tensor) -> State:
+    """The state of a tensor that is there; -inf in a mask of attention scores counts as left out."""
+    if tensor.dtype == torch.bool:
+        return measure(tensor.float())
+    if tensor.is_floating_point() and tensor.ndim >= 2 and bool(torch.isneginf(tensor).any()):
+        state = measure(tensor.masked_fill(torch.isneginf(tensor), 0.0))
+        return replace(state, mask=measure(tensor.softmax(-1)))
+    return measure(tensor)

@@ -1,0 +1,155 @@
+"""What is foretold of a network, site by site, beside what was measured."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Odd = Literal["", "prediction", "measurement"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One module's output, or one time step of a recurrent layer.
+
+    Attributes:
+        name: The module; a later call of it is `name#2`, a time step `name[7]`.
+        kind: Its class.
+        depth: Its place in the order in which the sites ran, from 1.
+        forward: Predicted second moment of the values, nan where it was not.
+        forward_measured: The same, measured.
+        forward_tolerance: Factor by which finite width may move it (3 sigma).
+        backward: Predicted second moment of the gradient, nan where it was not.
+        backward_measured: The same, measured.
+        backward_tolerance: As for the values.
+        covered: Whether rules alone lead here from the sites before.
+        odd: Which of the two is out of place: "prediction" (the growth foretold is itself bad), "measurement" (it leaves
+            the band), or neither.
+    """
+
+    name: str
+    kind: str
+    depth: int
+    forward: float
+    forward_measured: float
+    forward_tolerance: float
+    backward: float = math.nan
+    backward_measured: float = math.nan
+    backward_tolerance: float = math.nan
+    covered: bool = True
+    odd: Odd = ""
+
+    @property
+    def forward_error(self) -> float:
+        """log10 of measured over predicted second moment of the values."""
+        return log_ratio(self.forward_measured, self.forward)
+
+    @property
+    def backward_error(self) -> float:
+        """log10 of measured over predicted second moment of the gradient."""
+        return log_ratio(self.backward_measured, self.backward)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Second moments of signal and gradient at every site of a network: predicted, tolerated, measured.
+
+    Attributes:
+        name: The network.
+        sites: In the order in which they ran.
+        uncovered: Operations without a rule, and how often each passed a measured value through.
+        operations: How many operations there were on the signal.
+        notes: What a reader must know besides.
+    """
+
+    name: str
+    sites: tuple[Site, ...] = ()
+    uncovered: Mapping[str, int] = field(default_factory=Counter)
+    operations: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def coverage(self) -> float:
+        """Share of the sites that rules alone lead to."""
+        return sum(s.covered for s in self.sites) / len(self.sites) if self.sites else 1.0
+
+    @property
+    def odd(self) -> tuple[Site, ...]:
+        """The sites where prediction or measurement is out of place."""
+        return tuple(s for s in self.sites if s.odd)
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.sites)
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __getitem__(self, name: str) -> Site:
+        for site in self.sites:
+            if site.name == name:
+                return site
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        from trimtab.report.prediction_text import render_prediction
+
+        return render_prediction(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the prediction as plain data."""
+        sites = [asdict(s) | {"forward_error": s.forward_error, "backward_error": s.backward_error} for s in self.sites]
+        return {
+            "name": self.name,
+            "coverage": self.coverage,
+            "operations": self.operations,
+            "uncovered": dict(self.uncovered),
+            "notes": list(self.notes),
+            "sites": sites,
+        }
+
+    def to_json(self) -> str:
+        """Return the prediction as strict JSON (numbers that JSON has no word for are written as strings)."""
+        import json
+
+        from trimtab.report.json import SCHEMA, strict
+
+        return json.dumps({"schema": SCHEMA, **strict(self.to_dict())}, indent=2, ensure_ascii=False, allow_nan=False)
+
+    def figure(self, path: str | Path | None = None) -> Any:
+        """Draw signal and gradient by depth, the predicted band and the measured points.
+
+        Args:
+            path: Where to save it as PNG; None saves nothing.
+
+        Returns:
+            The figure of matplotlib.
+        """
+        from trimtab.report.figures import Profile, signal_figure
+
+        sites = self.sites
+        up = [s.forward_tolerance for s in sites]
+        back = [s.backward_tolerance for s in sites]
+        panel = Profile(
+            title=self.name,
+            layers=tuple(s.name for s in sites),
+            signal_measured=[s.forward_measured for s in sites],
+            signal_predicted=[s.forward for s in sites],
+            gradient_measured=[s.backward_measured for s in sites],
+            gradient_predicted=[s.backward for s in sites],
+            signal_low=[1 / f for f in up],
+            signal_high=up,
+            gradient_low=[1 / f for f in back],
+            gradient_high=back,
+        )
+        return signal_figure([panel], path)
+
+
+def log_ratio(measured: float, predicted: float) -> float:
+    """log10 of measured over predicted; 0 where both are zero, nan where there is no ratio."""
+    if measured == predicted == 0.0:
+        return 0.0
+    if not (math.isfinite(measured) and math.isfinite(predicted) and measured > 0.0 and predicted > 0.0):
+        return math.nan
+    return math.log10(measured / predicted)
