@@ -154,7 +154,7 @@ def _found(view: View, decayed: list[Decayed], words: tuple[str, list[Evidence]]
     return Found(
         Finding(
             code="excessive-weight-decay",
-            severity="warning" if view.learned else "error",
+            severity="warning" if view.learned and not view.evaluates_worse else "error",
             where=("optimizer",),
             summary=summary,
             evidence=(
