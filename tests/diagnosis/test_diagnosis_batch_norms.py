@@ -101,7 +101,6 @@ def test_norms_of_a_run():
     assert second.name == "4"
     assert first.normalizes_by_batch
     assert first.keeps
-    assert first.moved
     assert len(first.late) <= LATEST
     assert first.mean.shape == (len(first.steps), 48)
 
@@ -271,3 +270,13 @@ def test_a_norm_that_divides_by_what_it_has_kept_is_not_judged_by_what_it_is_giv
         return loss
 
     assert said(classify(net, SGD(net.parameters(), 1e-6), 40, step=step), "norm-precision") == []
+
+
+def test_values_that_are_no_number_count_as_values():
+    """A batch of NaN is bad data, not a small batch."""
+    net = normed()
+    x, y = digits()
+    setup = Setup(net, SGD(net.parameters(), 0.1), passes(x * torch.nan, y), cross_entropy, 12)
+    codes = {finding.code for finding in diagnose(watched(setup)).findings}
+    assert "nonfinite-data" in codes
+    assert "small-batch-batchnorm" not in codes

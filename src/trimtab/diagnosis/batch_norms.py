@@ -137,11 +137,6 @@ class BatchNorm:
         return float(np.median(ratio))
 
     @cached_property
-    def moved(self) -> bool:
-        """Whether the running statistics have changed at all between the looks."""
-        return bool(self.keeps and len(self.steps) > 1 and (self.kept_mean != self.kept_mean[0]).any())
-
-    @cached_property
     def effective(self) -> float:
         """How many independent values a statistic has: what the scatter of the batches' variances is worth.
 
@@ -226,7 +221,7 @@ def _of(record: Record, model: int, name: str, facts: dict[str, Any]) -> BatchNo
         run=record.step_count,
         steps=np.array(steps),
         training=np.array([bool(links[step].get("training", True)) for step in steps]),
-        counts=batch[:, :, 0].max(1) + 0.0,
+        counts=(batch[:, :, 0] + batch[:, :, 6]).max(1),  # also those that are no number
         mean=batch[:, :, 1],
         variance=batch[:, :, 2] ** 2,
         kept_mean=running[:, :, 1],

@@ -201,8 +201,3 @@ def matched(a: State, i: int, b: State, j: int) -> tuple[State, State]:
     cuts = [()] * b.ndim
     cuts[j] = a.dims[i]
     return a, refactored(b, cuts)
-
-
-def without_field(state: State) -> State:
-    """The state as the start of a new chain of functions."""
-    return replace(state, field=None)
