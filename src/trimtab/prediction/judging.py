@@ -59,9 +59,21 @@ def judged(heard: Sequence[Heard], flow: Flow, inputs: Sequence[float]) -> tuple
                 _factor(variance_back) if math.isfinite(back) else math.nan,
                 covered and state is not None,
                 odd,
+                state.mean if state is not None else math.nan,
+                _alike(state),
             )
         )
     return tuple(rows)
+
+
+def _alike(state: State | None) -> float:
+    """Correlation of two samples, of which nothing is known where there is one."""
+    if state is None or not state.dims or not state.dims[0] or state.second_moment <= 0:
+        return math.nan
+    other = [1] * state.kappa.ndim
+    for axis in state.axes(0):
+        other[axis] = 0
+    return float(state.kappa[tuple(other)]) / state.second_moment
 
 
 def _variance(state: State) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 
 from trimtab._messages import say
 from trimtab.diagnosis.first_step import foretold_update
-from trimtab.diagnosis.flow import SCATTER
+from trimtab.diagnosis.flow import LINEAR, SCATTER
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.layers import is_norm, links_of
 from trimtab.diagnosis.norms import ends_of
@@ -19,10 +19,6 @@ from trimtab.report import Evidence, Finding, Repair, Severity
 
 BLOCKS = 4
 """Residual sums in a row from which a growth can be told from chance."""
-
-
-LINEAR = 2.0
-"""Variance of the logarithm of a linear layer's gain, times the width; a branch has a ReLU layer and a linear one."""
 
 
 @dataclass(frozen=True, slots=True)
