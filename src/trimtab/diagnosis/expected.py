@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trimtab.propagation import activation, saturated_share, silent_share
 from trimtab.recording import Record, split_call
 from trimtab.report.prediction import Prediction, Site
 
@@ -25,6 +26,37 @@ def predictions(record: Record) -> dict[int, Prediction]:
     """
     found = record.facts.get("predictions") or {}
     return {int(model): Prediction.from_dict(data) for model, data in found.items() if "declined" not in data}
+
+
+def saturated(site: Site | None, name: str) -> float | None:
+    """Share of saturated values that the weights foretell behind a pre-activation, None where nothing is known of it.
+
+    Args:
+        site: The pre-activation.
+        name: The activation.
+
+    Returns:
+        The share.
+    """
+    if site is None or not site.forward > site.mean**2:
+        return None
+    return saturated_share(activation(name), site.forward - site.mean**2, mean=site.mean)
+
+
+def silent(site: Site | None, samples: int) -> float | None:
+    """Share of rectifiers that the weights foretell to be off on all samples, None where nothing is known of what they are given.
+
+    Args:
+        site: The pre-activation.
+        samples: Samples of the batch.
+
+    Returns:
+        The share.
+    """
+    known = site is not None and site.forward > 0 and math.isfinite(site.mean) and site.alike <= 1
+    return (
+        silent_share(site.forward, site.mean, site.alike, samples) if site is not None and known and samples else None
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class Seat:
         self._rides: dict[int, Passenger] = {}
         self._tries: dict[int, int] = {}
         self._handles: list[Any] = []
+        self._told = True
         self.rider: Passenger | None = None
         self.facts: dict[str, Any] = {}
 
@@ -73,6 +74,8 @@ class Seat:
             kwargs: The same, by name.
         """
         index = watched.index
+        if self.rider is not None and self.rider is self._rides.get(index):
+            self.end()  # a pass that was broken off from outside, by Ctrl-C
         if self._board is None or self.rider is not None or str(index) in self.facts:
             return
         ride, tries = self._rides.get(index), self._tries.get(index, 0)
@@ -83,6 +86,7 @@ class Seat:
             self.rider = self._rides[index] = self._board(module, args, kwargs)
         except UsageError as error:
             self.facts[str(index)] = {"declined": str(error)}
+            self._told = False
             return
         end = watched.end(module)
         if end is not None:
@@ -117,7 +121,7 @@ class Seat:
         """Ask those who have seen all that they will see what they make of it.
 
         Returns:
-            Whether `facts` has changed.
+            Whether `facts` has changed since the step before.
         """
         self.end()
         done = [i for i, ride in self._rides.items() if ride.answered or self._tries[i] == TRIES]
@@ -127,4 +131,5 @@ class Seat:
                 self.facts[str(index)] = ride.prediction().to_dict()
             except Exception as error:  # what is foretold is not worth a record
                 self.facts[str(index)] = {"declined": f"{type(error).__name__}: {error}"}
-        return bool(done)
+        changed, self._told = bool(done) or not self._told, True
+        return changed
