@@ -96,7 +96,7 @@ class Listener:
             value = self.tracer.find(tensor)
             if value is not None:
                 self.outputs.append((tensor, value))
-                if tensor.requires_grad:
+                if _passes(tensor):
                     tensor.register_hook(unserializable_hook(self._cotangent(value)))  # type: ignore[no-untyped-call]
 
     def backward_ended(self) -> None:
@@ -144,7 +144,7 @@ class Listener:
             if value is None or value.id in seen or not tensor.is_floating_point():
                 continue
             site = self._add(f"{label}.{k}" if len(found) > 1 else label, module, value, moments(tensor)[0])
-            if tensor.requires_grad:
+            if _passes(tensor):
                 tensor.register_hook(unserializable_hook(partial(_note, site)))  # type: ignore[no-untyped-call]
 
     def _add(self, name: str, module: nn.Module, value: Value, forward: float) -> Heard:
@@ -167,6 +167,11 @@ class Listener:
             if node is not None:
                 step = node.next_functions[t][0]
                 step.register_prehook(partial(_note_first, site))
+
+
+def _passes(tensor: Tensor) -> bool:
+    """Whether a gradient comes through a tensor that ends with the pass; a leaf is the user's, and would keep the hook."""
+    return tensor.requires_grad and not tensor.is_leaf
 
 
 def _stacked(node: Any, count: int) -> Any:

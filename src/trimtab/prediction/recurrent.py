@@ -30,7 +30,7 @@ class Shadow:
         self._outputs = list(tensors(output))
         self._cotangents: list[Tensor | None] = [None] * len(self._outputs)
         for k, tensor in enumerate(real):
-            if tensor.requires_grad:
+            if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(torch.utils.hooks.unserializable_hook(self._hook(k)))  # type: ignore[no-untyped-call]
 
     def _hook(self, k: int) -> Any:

@@ -60,6 +60,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self._known: dict[tuple[int, int], State] = {}
         self._count = 0
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether the compiler may work as if this mode were not there: it would never compile again what it saw under one."""
+        return True
+
     def add_source(self, tensor: Tensor) -> None:
         """Take a tensor of the batch for a beginning of the signal."""
         key = key_of(tensor)

@@ -4,6 +4,7 @@ The recorder knows no theory. It opens the door to somebody who does (`predictio
 keeps what comes of it as a fact of the record.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -51,7 +52,6 @@ class Seat:
         board: Who rides; None leaves the seat empty.
 
     Attributes:
-        rider: Who is on board just now.
         facts: What the rides have told, by the index of the model as text: a prediction, or "declined" and why.
     """
 
@@ -61,8 +61,14 @@ class Seat:
         self._tries: dict[int, int] = {}
         self._handles: list[Any] = []
         self._told = True
-        self.rider: Passenger | None = None
+        self._rider: Passenger | None = None
+        self._thread = 0
         self.facts: dict[str, Any] = {}
+
+    @property
+    def rider(self) -> Passenger | None:
+        """Who is on board just now, in the calling thread: another one's operations are none of its business."""
+        return self._rider if self._rider is not None and self._thread == threading.get_ident() else None
 
     def begin(self, watched: WatchedModel, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward call of a whole model begins.
@@ -74,20 +80,21 @@ class Seat:
             kwargs: The same, by name.
         """
         index = watched.index
-        if self.rider is not None and self.rider is self._rides.get(index):
+        if self.rider is not None and self._rider is self._rides.get(index):
             self.end()  # a pass that was broken off from outside, by Ctrl-C
-        if self._board is None or self.rider is not None or str(index) in self.facts:
+        if self._board is None or self._rider is not None or str(index) in self.facts:
             return
         ride, tries = self._rides.get(index), self._tries.get(index, 0)
         if tries == TRIES or (ride is not None and ride.answered):
             return
         self._tries[index] = tries + 1
         try:
-            self.rider = self._rides[index] = self._board(module, args, kwargs)
+            self._rider = self._rides[index] = self._board(module, args, kwargs)
         except UsageError as error:
             self.facts[str(index)] = {"declined": str(error)}
             self._told = False
             return
+        self._thread = threading.get_ident()
         end = watched.end(module)
         if end is not None:
             self._handles.append(module.register_forward_hook(end, always_call=True))
@@ -102,8 +109,9 @@ class Seat:
             args: What it was called with, in order.
             output: What it gave.
         """
-        if self.rider is not None and self._rides.get(model) is self.rider:
-            self.rider.left(name, module, args, output)
+        rider = self.rider
+        if rider is not None and self._rides.get(model) is rider:
+            rider.left(name, module, args, output)
 
     def backward_ended(self) -> None:
         """A backward pass has ended."""
@@ -112,10 +120,17 @@ class Seat:
 
     def end(self) -> None:
         """The forward call is over, however it ended."""
-        take_hooks_off((), self._handles)
         if self.rider is not None:
+            take_hooks_off((), self._handles)
             self.rider.end()
-            self.rider = None
+            self._rider = None
+
+    def leave(self) -> None:
+        """Whoever is on board gets off for good; in another thread than this one it only stops to listen."""
+        self.end()
+        take_hooks_off((), self._handles)
+        if self._rider is not None:
+            self._rider.listening = False
 
     def step_ended(self) -> bool:
         """Ask those who have seen all that they will see what they make of it.

@@ -208,7 +208,7 @@ class Recorder:
     def _remove_hooks(self) -> None:
         _torch.stop_listening_to_backward(self._ear)
         take_hooks_off(self.models, self._leaf_handles)
-        self._seat.end()
+        self._seat.leave()
         self._set_eager(False)
 
     def fail(self, error: Exception) -> None:
