@@ -60,7 +60,9 @@ def test_in_a_linear_net_prediction_and_measurement_agree_in_the_mean():
         nn.init.orthogonal_(layer.weight, gain=0.5 + i)
     flow, _ = flow_of(net, torch.randn(16, 40))
     assert [gain.measured for gain in flow.gains] == pytest.approx([1.5**2, 2.5**2], rel=1e-4)
-    assert [gain.predicted for gain in flow.gains] == pytest.approx([1.5**2, 2.5**2], rel=1e-2)  # the centre of its logarithm
+    assert [gain.predicted for gain in flow.gains] == pytest.approx(
+        [1.5**2, 2.5**2], rel=1e-2
+    )  # the centre of its logarithm
 
 
 def anything(z):

@@ -64,11 +64,13 @@ def repairs(view: View, flow: TimeFlow) -> tuple[Repair, ...]:
     )
     if cls.startswith("LSTM"):
         gates = Repair(
-            say("Start the forget gates open, so that the cell keeps what it holds (Jozefowicz et al. 2015)"),
+            say(
+                "Start the forget gates open, so that the cell keeps what it holds for as many steps as the sequence has (Tallec & Ollivier 2018)"
+            ),
             f"for name, bias in {path}.named_parameters():\n"
             "    if 'bias_hh' in name:\n"
             f"        torch.nn.init.constant_(bias.chunk(4)[1], {math.log(max(len(flow.measured), 3)):.2g})"
-            "  # the second quarter: as many steps as the sequence has",
+            "  # the second quarter, at ln T",
         )
         return (gates, weights)
     if cls in GATED:
