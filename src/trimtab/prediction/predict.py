@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from trimtab._setup import Setup
 from trimtab._unchanged import unchanged
 from trimtab.errors import UsageError
+from trimtab.prediction.attention import attentions
 from trimtab.prediction.engine import backward, forward
 from trimtab.prediction.judging import judged
 from trimtab.prediction.listening import Listener
@@ -119,6 +120,7 @@ def concluded(name: str, tracer: Tracer, listener: Listener, *, single: bool) ->
         dict(flow.uncovered),
         len(tracer.calls),
         notes,
+        attentions(calls, flow, tracer.values, listener.heard),
     )
 
 

@@ -60,6 +60,38 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class Attention:
+    """What enters one softmax over the products of queries and keys.
+
+    Independent queries and keys of unit variance give logits of variance d, and of variance 1 with the factor 1/sqrt(d)
+    (Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1).
+
+    Attributes:
+        name: The first site behind it, "" if none is.
+        dimension: The head dimension d that the products are summed over.
+        keys: How many keys there are to choose from.
+        scale: The constant that the products are multiplied with on their way from queries and keys, nan where it is not one.
+        variance: Predicted variance of the logits, before mask and bias of positions.
+        variance_measured: The same, measured; nan in a fused kernel, which keeps the logits to itself.
+        variance_tolerance: Factor by which finite width may move it (3 sigma).
+        squares: Predicted sum of the squared weights of a query: 1 where one key has all of it.
+        squares_measured: The same, measured; nan in a fused kernel.
+        squares_uniform: The same for equal weights over the keys that the mask leaves.
+    """
+
+    name: str
+    dimension: int
+    keys: int
+    scale: float
+    variance: float
+    variance_measured: float
+    variance_tolerance: float
+    squares: float
+    squares_measured: float
+    squares_uniform: float
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """Second moments of signal and gradient at every site of a network: predicted, tolerated, measured.
 
@@ -69,6 +101,7 @@ class Prediction:
         uncovered: Operations without a rule, and how often each passed a measured value through.
         operations: How many operations there were on the signal.
         notes: What a reader must know besides.
+        attention: The softmaxes over products of queries and keys, in order.
     """
 
     name: str
@@ -76,6 +109,7 @@ class Prediction:
     uncovered: Mapping[str, int] = field(default_factory=Counter)
     operations: int = 0
     notes: tuple[str, ...] = ()
+    attention: tuple[Attention, ...] = ()
 
     @property
     def coverage(self) -> float:
@@ -114,6 +148,7 @@ class Prediction:
             "uncovered": dict(self.uncovered),
             "notes": list(self.notes),
             "sites": sites,
+            "attention": [asdict(a) for a in self.attention],
         }
 
     @classmethod
@@ -128,7 +163,8 @@ class Prediction:
         """
         known = {f.name for f in fields(Site)}
         sites = tuple(Site(**{key: value for key, value in row.items() if key in known}) for row in data["sites"])
-        return cls(data["name"], sites, Counter(data["uncovered"]), data["operations"], tuple(data["notes"]))
+        attention = tuple(Attention(**row) for row in data["attention"])
+        return cls(data["name"], sites, Counter(data["uncovered"]), data["operations"], tuple(data["notes"]), attention)
 
     def to_json(self) -> str:
         """Return the prediction as strict JSON (numbers that JSON has no word for are written as strings)."""
