@@ -56,6 +56,10 @@ def attentions(
     """
     made = {v.id: call for call in calls for v in call.outputs if v is not None}
     names = {site.value.id: site.name for site in reversed(heard)}
+
+    def sites(scores: _Scores) -> tuple[str, ...]:
+        return _sites(scores.product, made, names)
+
     found: list[Attention] = []
     waiting: list[tuple[_Scores, Call]] = []
     for call in calls:
@@ -65,9 +69,9 @@ def attentions(
                 waiting.append((scores, call))
         name = next((names[v.id] for v in call.outputs if v is not None and v.id in names), None)
         if name is not None:
-            found += [_attention(name, scores, softmax, flow, values) for scores, softmax in waiting]
+            found += [_attention(name, sites(scores), scores, softmax, flow, values) for scores, softmax in waiting]
             waiting = []
-    return (*found, *(_attention("", scores, softmax, flow, values) for scores, softmax in waiting))
+    return (*found, *(_attention("", sites(scores), scores, softmax, flow, values) for scores, softmax in waiting))
 
 
 def _scores(value: Value, made: Mapping[int, Call], depth: int) -> _Scores | None:
@@ -99,6 +103,21 @@ def _onward(call: Call, signal: Value, value: Value, inner: _Scores) -> _Scores:
     if call.name in JOINS:
         return replace(inner, joined=True)
     return _Scores(inner.product, value, math.nan)
+
+
+def _sites(product: Call, made: Mapping[int, Call], names: Mapping[int, str]) -> tuple[str, ...]:
+    """The nearest sites in front of queries and keys."""
+    found = []
+    for value in values_of(product):
+        for _ in range(DEEPEST):
+            if value.id in names:
+                found.append(names[value.id])
+                break
+            before = [v for v in values_of(made[value.id]) if v.real and not v.known] if value.id in made else []
+            if not before:
+                break
+            value = before[0]
+    return tuple(dict.fromkeys(found))
 
 
 def _constant(call: Call, signal: Value) -> float | None:
@@ -133,7 +152,12 @@ def _scale_of(value: Value, made: Mapping[int, Call]) -> float:
 
 
 def _attention(
-    name: str, scores: _Scores, softmax: Call, flow: Flow, values: Mapping[int, tuple[float, float]]
+    name: str,
+    sources: tuple[str, ...],
+    scores: _Scores,
+    softmax: Call,
+    flow: Flow,
+    values: Mapping[int, tuple[float, float]],
 ) -> Attention:
     state, out = flow.states.get(scores.value.id), softmax.outputs[0]
     keys = softmax.args[0].shape[softmax.args[1]]
@@ -153,6 +177,7 @@ def _attention(
         keys * weights.second_moment if weights is not None else math.nan,
         keys * squares,
         keys * before.mask.second_moment if before is not None and before.mask is not None else 1.0 / keys,
+        sources,
     )
 
 

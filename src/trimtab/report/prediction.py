@@ -77,6 +77,7 @@ class Attention:
         squares: Predicted sum of the squared weights of a query: 1 where one key has all of it.
         squares_measured: The same, measured; nan in a fused kernel.
         squares_uniform: The same for equal weights over the keys that the mask leaves.
+        sources: The nearest sites in front of queries and keys.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Attention:
     squares: float
     squares_measured: float
     squares_uniform: float
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class Prediction:
         """
         known = {f.name for f in fields(Site)}
         sites = tuple(Site(**{key: value for key, value in row.items() if key in known}) for row in data["sites"])
-        attention = tuple(Attention(**row) for row in data["attention"])
+        attention = tuple(Attention(**(row | {"sources": tuple(row["sources"])})) for row in data["attention"])
         return cls(data["name"], sites, Counter(data["uncovered"]), data["operations"], tuple(data["notes"]), attention)
 
     def to_json(self) -> str:

@@ -1,5 +1,6 @@
 """`unscaled-attention`: products of queries and keys so large that each query looks at one key from the start."""
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -34,6 +35,23 @@ def _is_sharp(attention: Attention) -> bool:
     return squares >= SURE and squares >= ABOVE * attention.squares_uniform
 
 
+def _places(view: View, model: int, attention: Attention) -> tuple[str, ...]:
+    """The module that makes queries and keys, or those that do; what comes behind the softmax where neither is known."""
+    behind = attention.name.rpartition(".")[0]  # the first of several outputs is `name.0`
+    if view.class_of(model, behind) == "MultiheadAttention":  # which makes queries and keys in functions
+        return (view.name(model, behind),)
+    sources = [view.module(model, source) for source in attention.sources]
+    if not sources:
+        return (view.name(model, attention.name),)
+    common = ".".join(
+        a
+        for a, b in itertools.takewhile(
+            lambda ab: ab[0] == ab[1], zip(*(s.split(".") for s in (sources[0], sources[-1])), strict=False)
+        )
+    )
+    return (view.name(model, common),) if common else tuple(view.name(model, source) for source in sources)
+
+
 def _squares(attention: Attention) -> float:
     """Sum of squared weights, as measured; as foretold where a fused kernel keeps them to itself."""
     return attention.squares if math.isnan(attention.squares_measured) else attention.squares_measured
@@ -47,8 +65,10 @@ def _found(view: View, model: int, sharp: list[Attention]) -> Found:
     first = sharp[0]
     usual = 1 / math.sqrt(first.dimension)
     unscaled = first.scale >= USUAL * usual
-    severity: Severity = "note" if view.learned else "warning" if view.before_training else "error"
-    places = tuple(dict.fromkeys(view.name(model, a.name) for a in sharp))
+    severity: Severity = "error"
+    if view.learned or view.before_training:
+        severity = "warning" if unscaled or view.before_training else "note"
+    places = tuple(dict.fromkeys(place for a in sharp for place in _places(view, model, a)))
     evidence = [
         Evidence(say("variance of the logits"), _variance(first), 1.0, None, "", 0, places[0]),
         Evidence(
@@ -71,7 +91,9 @@ def _found(view: View, model: int, sharp: list[Attention]) -> Found:
         ),
     ]
     if math.isfinite(first.scale):
-        evidence.insert(0, Evidence(say("factor on the products, 1/sqrt(d)"), first.scale, usual, None, "", 0, places[0]))
+        evidence.insert(
+            0, Evidence(say("factor on the products, 1/sqrt(d)"), first.scale, usual, None, "", 0, places[0])
+        )
     why = (
         say("The products of {d} terms are not divided by sqrt({d}).", d=first.dimension)
         if unscaled
