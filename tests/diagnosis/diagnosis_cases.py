@@ -4,13 +4,14 @@ import numpy as np
 import torch
 
 from trimtab.diagnosis.view import View
+from trimtab.prediction.riding import Ride
 from trimtab.recording import Record, Recorder, Schedule, Store
 
 
 def watched(setup, every=1):
     """The record of a setup trained to its end."""
     store = Store()
-    recorder = Recorder(store, Schedule(every), type(setup.model).__name__)
+    recorder = Recorder(store, Schedule(every), type(setup.model).__name__, Ride)
     recorder.add_model(setup.model)
     for optimizer in setup.optimizers:
         recorder.add_optimizer(optimizer)

@@ -470,6 +470,50 @@ def sigmoid_before_bce_with_logits(broken):
     return Setup(net, SGD(net.parameters(), 0.05), passes(x, y[:, None].float(), 32), loss, 100)
 
 
+class Attends(nn.Module):
+    """One head of attention over tokens, of which one is marked and says the class."""
+
+    def __init__(self, scale, fused):
+        super().__init__()
+        self.scale, self.fused = scale, fused
+        self.embed, self.head = nn.Linear(12, 64), nn.Linear(64, 4)
+        self.attention = nn.ModuleDict({name: nn.Linear(64, 64) for name in "qkv"})
+        for module in (self.embed, *self.attention.values()):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            nn.init.zeros_(module.bias)
+
+    def forward(self, x):
+        h = F.layer_norm(self.embed(x), (64,))
+        q, k, v = (self.attention[name](h) for name in "qkv")
+        if self.fused:
+            seen = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], scale=self.scale)[:, 0]
+        else:
+            seen = (q @ k.transpose(-2, -1) * self.scale).softmax(-1) @ v
+        return self.head(seen.mean(1))
+
+
+def marked_tokens(samples=512, tokens=24):
+    x, y = torch.zeros(samples, tokens, 12), torch.randint(4, (samples,))
+    x[:, :, :4] = 2.0 * F.one_hot(torch.randint(4, (samples, tokens)), 4)
+    x[:, :, 4:8] = torch.randn(samples, tokens, 4)
+    place = torch.arange(samples), torch.randint(tokens, (samples,))
+    x[place] = F.pad(2.0 * F.one_hot(y, 4).float(), (0, 8))
+    x[(*place, torch.tensor(8))] = 3.0
+    return x, y
+
+
+@problem("unscaled-attention", "attention", also=("vanishing-gradient", "learning-rate-too-low"))
+def attention_without_the_root(broken):
+    net = Attends(1.0 if broken else 1 / 8, fused=False)
+    return Setup(net, Adam(net.parameters(), 5e-4), passes(*marked_tokens(), 64), cross_entropy, 120)
+
+
+@problem("unscaled-attention", "attention", also=("vanishing-gradient", "learning-rate-too-low"))
+def fused_attention_with_a_scale_of_one(broken):
+    net = Attends(1.0 if broken else None, fused=True)
+    return Setup(net, Adam(net.parameters(), 5e-4), passes(*marked_tokens(), 64), cross_entropy, 120)
+
+
 # Optimizer -----------------------------------------------------------------------------------------------------------
 
 

@@ -10,25 +10,17 @@ from diagnosis_cases import gradients, seeded, watched
 from torch import nn
 
 from trimtab import Setup
-from trimtab.diagnosis.flow import (
-    EARLY,
-    SCATTER,
-    against_prediction,
-    flows,
-    gradient_at_start,
-    mean_predicted_gain,
-    predicted_gain,
-)
-from trimtab.diagnosis.layers import layers
+from trimtab.diagnosis.flow import EARLY, SCATTER, against_prediction, flows, gradient_at_start, mean_predicted_gain
+from trimtab.diagnosis.view import View
 
 
 def flow_of(net, x, loss=lambda z: z.square().mean()):
     """The flow of one batch through a net, and the net's layers."""
     optimizer = torch.optim.SGD(net.parameters(), 0.0)
     setup = Setup(net, optimizer, lambda: [x], lambda model, batch: loss(model(batch)), steps=1)
-    found = layers(watched(setup))
-    (flow,) = flows(found)
-    return flow, {layer.name: layer for layer in found}
+    view = View(watched(setup))
+    (flow,) = flows(view)
+    return flow, view
 
 
 def chain(depth, width, act, draw):
@@ -68,7 +60,9 @@ def test_in_a_linear_net_prediction_and_measurement_agree_in_the_mean():
         nn.init.orthogonal_(layer.weight, gain=0.5 + i)
     flow, _ = flow_of(net, torch.randn(16, 40))
     assert [gain.measured for gain in flow.gains] == pytest.approx([1.5**2, 2.5**2], rel=1e-4)
-    assert [gain.predicted for gain in flow.gains] == pytest.approx([1.5**2, 2.5**2], rel=1e-4)
+    assert [gain.predicted for gain in flow.gains] == pytest.approx(
+        [1.5**2, 2.5**2], rel=1e-2
+    )  # the centre of its logarithm
 
 
 def anything(z):
@@ -111,11 +105,14 @@ def test_predicted_gains_start_from_the_mean_and_spread_of_what_comes_in():
     assert abs(math.log(gain.measured / gain.predicted)) < 3 * math.sqrt(SCATTER / 600)
 
 
-def test_the_tolerance_is_three_deviations_of_the_variance_law():
-    flow, _ = flow_of(chain(6, 32, nn.ReLU, he(2.0)), torch.randn(32, 32))
+def test_the_tolerance_without_a_prediction_is_three_deviations_of_the_variance_law():
+    _, view = flow_of(chain(6, 32, nn.ReLU, he(2.0)), torch.randn(32, 32))
+    view.record.facts.pop("predictions")
+    (flow,) = flows(View(view.record))
     assert flow.tolerance == pytest.approx(3 * math.sqrt(5 * 6 / 32) / math.log(10))
-    flow, _ = flow_of(chain(6, 32, nn.Identity, he(1.0)), torch.randn(32, 32))
-    assert flow.tolerance == pytest.approx(3 * math.sqrt(2 * 6 / 32) / math.log(10))
+    assert math.isnan(flow.log_predicted)
+    assert not flow.leaves
+    assert all(gain.predicted is None for gain in flow.gains)
 
 
 @pytest.mark.parametrize(("act", "power"), [(nn.ReLU, 2.0), (nn.Identity, 1.0)])
@@ -144,26 +141,33 @@ def test_he_nets_stay_within_the_tolerance():
     assert outside <= 6
 
 
-def test_nothing_is_predicted_where_other_things_lie_between():
-    x = torch.randn(16, 24)
-    normed = nn.Sequential(nn.Linear(24, 24), nn.LayerNorm(24), nn.ReLU(), nn.Linear(24, 24))
-    flow, _ = flow_of(normed, x)
-    assert [gain.predicted for gain in flow.gains] == [None]
-    assert math.isnan(mean_predicted_gain(flow.gains))
-    twice = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Tanh(), nn.Linear(24, 24))
-    flow, _ = flow_of(twice, x)
-    assert [gain.predicted for gain in flow.gains] == [None]
-
-
 @pytest.mark.parametrize(
     "between",
-    [nn.AvgPool2d(2), nn.MaxPool2d(2), nn.Dropout(0.4), nn.ReflectionPad2d(1)],
-    ids=lambda m: type(m).__name__,
+    [
+        (nn.BatchNorm2d(8), nn.ReLU()),
+        (nn.ReLU(), nn.Tanh()),
+        (nn.AvgPool2d(2), nn.ReLU()),
+        (nn.ReLU(), nn.MaxPool2d(2)),
+        (nn.Dropout(0.4), nn.ReLU()),
+    ],
+    ids=lambda parts: "-".join(type(part).__name__ for part in parts),
 )
-def test_nothing_is_predicted_across_a_pooling_or_a_dropout(between):
-    net = nn.Sequential(nn.Conv2d(4, 8, 3), between, nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
-    flow, _ = flow_of(net, torch.randn(4, 4, 16, 16))
-    assert [gain.predicted is None for gain in flow.gains] == [True, False]
+def test_predicted_across_norms_poolings_and_dropout(between):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(8, 8, 3), *between, nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    flow, _ = flow_of(net, torch.randn(8, 8, 16, 16), anything)
+    for gain in flow.gains:
+        assert gain.predicted is not None
+        assert abs(math.log(gain.measured / gain.predicted)) < 3 * math.sqrt(SCATTER / 8)
+    assert not flow.leaves
+
+
+def test_a_flow_that_a_hook_cuts_leaves_the_prediction():
+    net = chain(3, 48, nn.ReLU, he(2.0))
+    net[2].register_full_backward_pre_hook(lambda module, grads: tuple(g * 1e-4 for g in grads))
+    flow, _ = flow_of(net, torch.randn(64, 48))
+    assert flow.leaves
+    assert flow.log_total < -6 < flow.log_predicted
 
 
 def test_the_predicted_gain_of_a_transposed_convolution():
@@ -195,7 +199,7 @@ def test_no_flow_through_a_single_layer():
     setup = Setup(
         net, torch.optim.SGD(net.parameters(), 0.0), lambda: [torch.randn(4, 6)], lambda m, b: m(b).sum(), steps=1
     )
-    assert flows(layers(watched(setup))) == []
+    assert flows(View(watched(setup))) == []
 
 
 def zero_started(steps):
@@ -206,18 +210,18 @@ def zero_started(steps):
     setup = Setup(
         net, torch.optim.SGD(net.parameters(), 0.1), lambda: [x], lambda m, b: (m(b) - 1).square().mean(), steps=steps
     )
-    return layers(watched(setup))
+    return View(watched(setup))
 
 
 def test_the_first_gradient_that_is_not_zero_counts():
-    first, last = zero_started(3)
+    first, last = zero_started(3).layers
     assert first.gradient.second_moment[0] == 0
     assert gradient_at_start(first) == pytest.approx(float(first.gradient.norm[1]) ** 2)
     assert gradient_at_start(last) == pytest.approx(float(last.gradient.norm[0]) ** 2)
 
 
 def test_a_gradient_that_stays_zero_is_zero():
-    first, _ = zero_started(1)
+    first, _ = zero_started(1).layers
     assert gradient_at_start(first) == 0.0
     (flow,) = flows(zero_started(1))
     assert flow.log_total == -math.inf
@@ -232,27 +236,13 @@ def test_gradients_that_are_no_numbers_are_not_used():
         lambda m, b: m(b).sum() * float("nan"),
         steps=1,
     )
-    found = layers(watched(setup))
-    assert all(math.isnan(gradient_at_start(layer)) for layer in found)
-    assert flows(found) == []
+    view = View(watched(setup))
+    assert all(math.isnan(gradient_at_start(layer)) for layer in view.layers)
+    assert flows(view) == []
 
 
 def test_later_gradients_do_not_count():
     assert EARLY == 10
-    first, _ = zero_started(3)
+    first, _ = zero_started(3).layers
     first.gradient.steps[:] += EARLY
     assert math.isnan(gradient_at_start(first))
-
-
-def test_recurrent_layers_have_no_prediction():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.cell, self.b = nn.Linear(6, 6), nn.RNN(6, 6, batch_first=True), nn.Linear(6, 6)
-
-        def forward(self, x):
-            return self.b(self.cell(self.a(x))[0])
-
-    _, found = flow_of(Net(), torch.randn(4, 5, 6))
-    assert predicted_gain(found["a"], found["cell"]) is None
-    assert predicted_gain(found["cell"], found["b"]) is None

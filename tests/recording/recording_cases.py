@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trimtab.prediction.riding import Ride
 from trimtab.recording import Record, Recorder, Schedule, Store
 
 
@@ -16,7 +17,7 @@ def listed(value):
 @contextlib.contextmanager
 def watching(models, optimizers, every=1, path=None, sound=True):
     """A running recorder; afterwards it is closed and must have had no fault."""
-    recorder = Recorder(Store(path), Schedule(every))
+    recorder = Recorder(Store(path), Schedule(every), board=Ride)
     for model in listed(models):
         recorder.add_model(model)
     for optimizer in listed(optimizers):

@@ -117,12 +117,12 @@ def _accuracy(output: str) -> float:
 
 
 def _draw(folder: Path, path: Path) -> None:
-    from trimtab.diagnosis.profile import profile
+    from trimtab.diagnosis.expected import predictions
     from trimtab.recording import Record
     from trimtab.report.figures import signal_figure
 
     panels = [
-        profile(Record.open(folder / "before.db"), "PyTorch's default initialization"),
-        profile(Record.open(folder / "after.db"), "He initialization"),
+        predictions(Record.open(folder / f"{run}.db"))[0].profile(title, ("Linear",))
+        for run, title in (("before", "PyTorch's default initialization"), ("after", "He initialization"))
     ]
     signal_figure(panels, path)

@@ -22,6 +22,7 @@ RANK = (
     "norm-precision",
     "norm-placement",
     "residual-growth",
+    "unscaled-attention",
     "small-batch-batchnorm",
     "padding-in-batch-stats",
     "stale-running-stats",
@@ -112,6 +113,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "clipping-dominates",
         "nonfinite-loss",
     }),
+    "unscaled-attention": frozenset({"signal-collapse", "vanishing-gradient", "learning-rate-too-low"}),
     "small-batch-batchnorm": frozenset({
         "train-eval-gap",
         "stale-running-stats",

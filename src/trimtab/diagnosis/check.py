@@ -12,6 +12,7 @@ from trimtab._setup import Setup
 from trimtab._unchanged import unchanged
 from trimtab.diagnosis.diagnose import check_ignored, diagnose_record
 from trimtab.errors import SetupError, UsageError
+from trimtab.prediction.riding import Ride
 from trimtab.recording import Record, Recorder, Schedule, Store
 from trimtab.recording.walk import tensors
 from trimtab.report import Diagnosis
@@ -47,7 +48,7 @@ def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
     model, store = setup.model, Store()
     trained = [p for optimizer in setup.optimizers for group in optimizer.param_groups for p in group["params"]]
     with unchanged(model, *model.parameters(), *model.buffers(), *trained, used_by=(setup.loss, setup.batches)) as kept:
-        recorder = Recorder(store, Schedule(1), type(model).__name__)
+        recorder = Recorder(store, Schedule(1), type(model).__name__, Ride)
         recorder.add_model(model)
         for optimizer in setup.optimizers:
             recorder.add_optimizer(optimizer)

@@ -15,6 +15,7 @@ from trimtab.diagnosis.kinship import strangers
 from trimtab.diagnosis.rules import RULES
 from trimtab.diagnosis.view import View
 from trimtab.errors import UsageError
+from trimtab.prediction.riding import Ride
 from trimtab.recording import Record, Recorder, Schedule, Store
 from trimtab.report import Diagnosis, Finding, RunFacts, codes
 
@@ -116,7 +117,7 @@ def _is_within(place: str, where: str) -> bool:
 def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int], None] | None) -> Record:
     every = max(1, setup.steps // RECORDED)
     target = Store(store)
-    recorder = Recorder(target, Schedule(every), type(setup.model).__name__)
+    recorder = Recorder(target, Schedule(every), type(setup.model).__name__, Ride)
     recorder.add_model(setup.model)
     for optimizer in setup.optimizers:
         recorder.add_optimizer(optimizer)

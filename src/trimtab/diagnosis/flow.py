@@ -1,25 +1,29 @@
 """The flow of the gradient through the layers of a model: measured, expected to be kept, and predicted from the weights.
 
-The gradient at a layer's output is measured by its squared norm G. A layer that keeps the gradient has G(before)/G(at) = 1; a
-finite width n scatters the logarithm of one layer's gain with variance v/n, v = 5 for ReLU layers and 2 for linear ones, and the
-variances of a chain add up (Hanin & Nica 2018, arXiv:1812.05994; `propagation.backward_log_variance` for other activations).
+The gradient at a layer's output is measured by its squared norm G. A layer that keeps the gradient has G(before)/G(at) = 1. What the
+weights foretell, and how far a finite width may move it, tells the prediction of the first pass (`view.predictions`); where there is
+none, a width n scatters the logarithm of one layer's gain with variance 5/n (Hanin & Nica 2018, arXiv:1812.05994, ReLU layers).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from trimtab._messages import say
 from trimtab.diagnosis.layers import Layer
-from trimtab.propagation import PropagationError, activation, backward_log_variance, mean_derivative_squared
-from trimtab.report import Evidence
+from trimtab.diagnosis.view import View
+from trimtab.recording import call_name
+from trimtab.report import Evidence, Repair
+from trimtab.report.prediction import Site
 
 EARLY = 10
 """Steps at the start whose gradients count as those of the initialization."""
 
 SCATTER = 5.0
-"""Variance of the logarithm of a layer's squared-gradient gain, times the width, where no known activation says better: ReLU's."""
+"""Variance of the logarithm of a layer's squared-gradient gain, times the width, where no prediction says better: ReLU's."""
+
+LINEAR = 2.0
+"""The same of a linear layer, the least there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +34,15 @@ class Gain:
         source: The layer in front, at whose output the gradient arrives.
         layer: The layer that the gradient passes.
         measured: G at the source over G at the layer.
-        predicted: The same from the actual weights and the measured spread of the signal; None where other things than an
-            activation lie between.
+        predicted: The same, foretold from the weights; None where nothing is.
+        variance: Of the logarithm of the gain, over the draw of weights of this width.
     """
 
     source: Layer
     layer: Layer
     measured: float
     predicted: float | None
+    variance: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Flow:
         gains: Gains between layers that follow one another.
         log_total: log10 of G at the first layer over G at the last.
         tolerance: Three standard deviations of `log_total` at this width and depth.
+        log_predicted: `log_total` as the weights foretell it, NaN where nothing is.
     """
 
     layers: tuple[Layer, ...]
@@ -57,11 +63,21 @@ class Flow:
     gains: tuple[Gain, ...]
     log_total: float
     tolerance: float
+    log_predicted: float = math.nan
 
     @property
     def per_layer(self) -> float:
         """Geometric mean of the measured gains, NaN where there is none."""
         return mean_gain(self.gains)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the measured gradient is not what the weights foretell: then they are not to blame."""
+        return abs(self.log_total - self.log_predicted) > self.tolerance + LEAVES
+
+
+LEAVES = 1.0
+"""Decades beyond the tolerance from which on a flow is not the one that was foretold: what the rules call a fading."""
 
 
 def mean_gain(gains: Sequence[Gain]) -> float:
@@ -81,7 +97,7 @@ def _geometric_mean(values: Sequence[float]) -> float:
 
 def scatter(gain: Gain) -> float:
     """Three standard deviations of the logarithm of one layer's gain at its width."""
-    return 3 * math.sqrt(_variance(gain.source, gain.layer))
+    return 3 * math.sqrt(gain.variance)
 
 
 def against_prediction(gains: Sequence[Gain]) -> list[Evidence]:
@@ -97,42 +113,67 @@ def against_prediction(gains: Sequence[Gain]) -> list[Evidence]:
     predicted = mean_predicted_gain(known)
     if math.isnan(predicted):
         return []
-    variance = sum(_variance(gain.source, gain.layer) for gain in known)
+    variance = sum(gain.variance for gain in known)
     within = math.exp(3 * math.sqrt(variance) / len(known))
     return [Evidence(say("the same, as the weights predict"), mean_gain(known), predicted, within, "x", 0)]
 
 
-def _variance(source: Layer, layer: Layer) -> float:
-    """Variance of the logarithm of a layer's gain at its width."""
-    width, names = max(source.shape[0], 1), layer.before.activations
-    if layer.before.sources != (source.name,) or layer.before.norms or len(names) > 1 or not len(source.output):
-        return SCATTER / width
-    try:
-        q = float(source.output.second_moment[0])
-        return backward_log_variance(activation(names[0] if names else "identity"), width, q)
-    except PropagationError:  # an unknown activation, or one that passes nothing at this q
-        return SCATTER / width
+def ratio_against_prediction(flow: Flow) -> Iterator[Evidence]:
+    """The whole ratio beside what the weights foretell.
+
+    Args:
+        flow: The flow.
+
+    Yields:
+        One piece of evidence where something was foretold.
+    """
+    if math.isfinite(flow.log_predicted):
+        measured, predicted = 10 ** min(flow.log_total, 300.0), 10 ** min(flow.log_predicted, 300.0)
+        yield Evidence(say("the same, as the weights predict"), measured, predicted, 10**flow.tolerance, "x", 0)
 
 
-def flows(layers: list[Layer]) -> list[Flow]:
+def foretold(flow: Flow) -> str:
+    """Whether the weights foretell it, as a sentence; "" where that is not known."""
+    if math.isnan(flow.log_predicted):
+        return ""
+    predicted = 10 ** min(flow.log_predicted, 300.0)
+    if flow.leaves:
+        return say("The weights foretell {predicted:.2g}, so it is not they that do it.", predicted=predicted)
+    return say("The weights as they were drawn foretell it ({predicted:.2g}).", predicted=predicted)
+
+
+def leaving(view: View, gains: Sequence[Gain]) -> tuple[Repair, ...]:
+    """What to look at where the gradient leaves what the weights foretell."""
+    places = ", ".join(dict.fromkeys(view.name(gain.layer.model, gain.layer.name) for gain in gains[:3]))
+    return (
+        Repair(
+            say(
+                "Look at what lies in front of {places}: units that are off, a part that is detached or multiplied by nearly zero, a hook that changes "
+                "gradients",
+                places=places or say("the last layer"),
+            )
+        ),
+    )
+
+
+def flows(view: View) -> list[Flow]:
     """The gradient's flow through every model, at the start of training.
 
     Args:
-        layers: All layers.
+        view: The record.
 
     Returns:
         One flow for each model with at least two layers that have a gradient.
     """
     found = []
-    for model in sorted({layer.model for layer in layers}):
-        own = [layer for layer in layers if layer.model == model]
-        flow = _flow(own)
+    for model in sorted({layer.model for layer in view.layers}):
+        flow = _flow(view, [layer for layer in view.layers if layer.model == model])
         if flow is not None:
             found.append(flow)
     return found
 
 
-def _flow(layers: list[Layer]) -> Flow | None:
+def _flow(view: View, layers: list[Layer]) -> Flow | None:
     measured = [(layer, gradient_at_start(layer)) for layer in layers]
     seen = [(layer, g) for layer, g in measured if not math.isnan(g)]
     if len(seen) < 2:
@@ -141,18 +182,52 @@ def _flow(layers: list[Layer]) -> Flow | None:
     if last <= 0 or not math.isfinite(last):
         return None
     chain = [layer for layer, _ in seen]
-    narrowest = min(layer.shape[0] for layer in chain[:-1])
-    variance = sum(max(_variance(front, behind), 2 / narrowest) for front, behind in pairwise(chain))
-    tolerance = 3 * math.sqrt(variance) / math.log(10)
     total = math.log10(first / last) if first > 0 and math.isfinite(first) else (-math.inf if first == 0 else math.inf)
-    by_name = {layer.name: g for layer, g in seen}
+    foretold = _foretold_gain(view, chain[0], chain[-1])
+    by_name = {layer.name: (layer, g) for layer, g in seen}
     gains = []
     for layer, g in seen:
         for source in layer.before.sources:
             if source in by_name and len(layer.before.sources) == 1 and not layer.before.joins and g > 0:
-                front = next(other for other, _ in seen if other.name == source)
-                gains.append(Gain(front, layer, by_name[source] / g, predicted_gain(front, layer)))
-    return Flow(tuple(chain), tuple(g for _, g in seen), tuple(gains), total, tolerance)
+                front, before = by_name[source]
+                gain = _foretold_gain(view, front, layer)
+                gains.append(Gain(front, layer, before / g, gain, _variance(view, front, layer)))
+    return Flow(
+        tuple(chain),
+        tuple(g for _, g in seen),
+        tuple(gains),
+        total,
+        3 * math.sqrt(_variance(view, chain[0], chain[-1], chain)) / math.log(10),
+        math.log10(foretold) if foretold else math.nan,
+    )
+
+
+def _foretold_gain(view: View, front: Layer, behind: Layer) -> float | None:
+    """G at one layer over G at a later one, as the prediction has them; None where it has not both."""
+    sites = _sites(view, front, behind)
+    if sites is None:
+        return None
+    above = sites[0].backward * float(front.gradient.count[0])
+    below = sites[1].backward * float(behind.gradient.count[0])
+    return above / below if below > 0 and above >= 0 and math.isfinite(above) else None
+
+
+def _sites(view: View, front: Layer, behind: Layer) -> tuple[Site, Site] | None:
+    """What is foretold of two layers that ran once each; what is read of a layer that ran more often is the sum of its calls."""
+    once = [view.foretold(layer.model, call_name(layer.name, 2)) is None for layer in (front, behind)]
+    first, second = view.foretold(front.model, front.name), view.foretold(behind.model, behind.name)
+    return None if first is None or second is None or not all(once) else (first, second)
+
+
+def _variance(view: View, front: Layer, behind: Layer, chain: Sequence[Layer] = ()) -> float:
+    """Variance of the logarithm of the gain between two layers, with those between them, at their widths."""
+    sites = _sites(view, front, behind)
+    widths = [max(layer.shape[0], 1) for layer in chain[:-1] or (front,)]
+    if sites is not None:
+        within = [math.log(site.backward_tolerance) / 3 for site in sites]
+        if all(math.isfinite(w) for w in within):  # each counts from the output
+            return max(within[0] ** 2 - within[1] ** 2, LINEAR / max(widths))
+    return SCATTER * sum(1 / width for width in widths)
 
 
 def gradient_at_start(layer: Layer) -> float:
@@ -178,37 +253,3 @@ def gradient_at_start(layer: Layer) -> float:
         if square > 0:
             return float(square)
     return 0.0
-
-
-def predicted_gain(source: Layer, layer: Layer) -> float | None:
-    """Expected gain of the squared gradient from `layer` back to `source`: ||W||^2/n_out times E phi'^2.
-
-    Theory: backward mean-field recursion (Schoenholz et al. 2017, arXiv:1611.01232, eq. 7), with the actual weights in place
-    of their ensemble and the measured mean and spread of the pre-activation.
-
-    Args:
-        source: The layer in front.
-        layer: The layer that the gradient passes.
-
-    Returns:
-        The gain, None where anything but known activations lies between, or nothing was measured.
-    """
-    if (
-        layer.before.norms
-        or layer.before.others
-        or layer.recurrent
-        or source.recurrent
-        or not len(layer.values)
-        or not len(source.output)
-    ):
-        return None
-    gain = layer.fan_in * float(layer.values.second_moment[0])
-    mean, std = float(source.output.mean[0]), float(source.output.std[0])
-    if len(layer.before.activations) > 1 or not math.isfinite(mean) or not math.isfinite(std):
-        return None
-    for name in layer.before.activations:
-        try:
-            gain *= mean_derivative_squared(activation(name), std**2, mean)
-        except PropagationError:
-            return None
-    return gain

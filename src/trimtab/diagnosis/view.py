@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from trimtab.diagnosis.batch_norms import BatchNorm, batch_norms
+from trimtab.diagnosis.expected import TimeFlow, predictions, time_flows
 from trimtab.diagnosis.layers import Layer, layers, links_of, module_of
 from trimtab.diagnosis.progress import Progress, progress
 from trimtab.recording import Kind, Record, Series, Site, Units, split_call
 from trimtab.report import Location
+from trimtab.report.prediction import Prediction
+from trimtab.report.prediction import Site as Expected
 
 ADAPTIVE = {
     "Adam",
@@ -66,6 +69,37 @@ class View:
     def batch_norms(self) -> list[BatchNorm]:
         """The batch normalizations of every active model in forward order."""
         return batch_norms(self.record)
+
+    @cached_property
+    def predictions(self) -> dict[int, Prediction]:
+        """What theory expects of each model's sites; nothing of a model along whose first pass nobody rode."""
+        return predictions(self.record)
+
+    @cached_property
+    def time_flows(self) -> list[TimeFlow]:
+        """The gradient along time of every recurrent module that an optimizer trains."""
+        return [
+            flow
+            for model, found in self.predictions.items()
+            if model in self.active
+            for flow in time_flows(model, found)
+        ]
+
+    def foretold(self, model: int, call: str) -> Expected | None:
+        """What theory expects of a call's output, None where nothing is known.
+
+        Args:
+            model: Index of the model.
+            call: Name of a module or of a later call of it.
+
+        Returns:
+            The site of the prediction.
+        """
+        return self._foretold.get((model, call))
+
+    @cached_property
+    def _foretold(self) -> dict[tuple[int, str], Expected]:
+        return {(model, site.name): site for model, found in self.predictions.items() for site in found}
 
     @property
     def evaluation(self) -> dict[str, float]:

@@ -64,7 +64,7 @@ def reshaped(state: State, shape: Sequence[int]) -> State:
         raise NoRuleError(f"a view of {size(state.sizes)} entries to {tuple(shape)}")
     mask = state.mask
     if mask is not None:
-        mask = reshaped(expanded(mask, state.dims), shape)
+        mask = replace(reshaped(expanded(mask, state.dims), shape), law=mask.law)
     flat = replace(state, dims=(state.sizes,), mask=mask)
     flat = refactored(flat, [[n for n in shape if n > 1]])
     factors, dims = list(flat.dims[0]), []

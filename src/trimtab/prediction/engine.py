@@ -56,7 +56,7 @@ def forward(
     """
     flow = Flow(dict(sources))
     for call in calls:
-        call.states.update({v.id: flow.states[v.id] for v in _values(call) if v.id in flow.states})
+        call.states.update({v.id: flow.states[v.id] for v in values_of(call) if v.id in flow.states})
         try:
             found = _by_rule(call)
         except RULE_FAILS:
@@ -74,7 +74,8 @@ def forward(
     return flow
 
 
-def _values(call: Call) -> list[Value]:
+def values_of(call: Call) -> list[Value]:
+    """The tensors in the arguments of an operation."""
     found: list[Value] = []
 
     def look(item: object) -> None:
@@ -137,13 +138,13 @@ def backward(flow: Flow, calls: Sequence[Call], seeds: Mapping[int, State], meas
         lost = any(v is not None and v.id in flow._lost for v in call.outputs)
         if lost or not any(g is not None for g in gradients):
             if lost:
-                flow._lost.update(v.id for v in _values(call) if not v.known)
+                flow._lost.update(v.id for v in values_of(call) if not v.known)
             _show(flow, call)
             continue
         try:
             _back(flow, call, gradients)
         except RULE_FAILS:
-            flow._lost.update(v.id for v in _values(call) if not v.known)
+            flow._lost.update(v.id for v in values_of(call) if not v.known)
         _show(flow, call)
 
 

@@ -38,8 +38,8 @@ def judged(heard: Sequence[Heard], flow: Flow, inputs: Sequence[float]) -> tuple
         predicted = state.second_moment if state is not None else math.nan
         back = flow.shown.get(site.value.id, math.nan)
         measured_back = site.backward if site.backward is not None else math.nan
-        variance = _variance(state) if state is not None else math.nan
-        variance_back = _variance(gradient) if gradient is not None else _nearest(flow, state)
+        variance = log_variance(state) if state is not None else math.nan
+        variance_back = log_variance(gradient) if gradient is not None else _nearest(flow, state)
         bad = _decades(predicted, start) > GONE or (
             math.isfinite(measured_back) and math.isfinite(back) and _decades(back, end) > GONE
         )
@@ -51,20 +51,32 @@ def judged(heard: Sequence[Heard], flow: Flow, inputs: Sequence[float]) -> tuple
                 site.name,
                 site.kind,
                 depth,
-                _centre(predicted, variance),
+                centre(predicted, variance),
                 site.forward,
-                _factor(variance),
-                _centre(back, variance_back),
+                factor(variance),
+                centre(back, variance_back),
                 measured_back,
-                _factor(variance_back) if math.isfinite(back) else math.nan,
+                factor(variance_back) if math.isfinite(back) else math.nan,
                 covered and state is not None,
                 odd,
+                state.mean if state is not None else math.nan,
+                _alike(state),
             )
         )
     return tuple(rows)
 
 
-def _variance(state: State) -> float:
+def _alike(state: State | None) -> float:
+    """Correlation of two samples, of which nothing is known where there is one."""
+    if state is None or not state.dims or not state.dims[0] or state.second_moment <= 0:
+        return math.nan
+    other = [1] * state.kappa.ndim
+    for axis in state.axes(0):
+        other[axis] = 0
+    return float(state.kappa[tuple(other)]) / state.second_moment
+
+
+def log_variance(state: State) -> float:
     """Var log of what a tensor shows: the scatter below it, and that of its own finite number of units."""
     units = [n for d, f in enumerate(state.dims) for n in f if d > 0] or [1]
     rows = state.axes(0)
@@ -77,14 +89,15 @@ def _nearest(flow: Flow, state: State | None) -> float:
     if state is None or state.field is None:
         return math.nan
     base = flow.gradients.get(state.field.base)
-    return _variance(base) if base is not None else math.nan
+    return log_variance(base) if base is not None else math.nan
 
 
-def _factor(variance: float) -> float:
+def factor(variance: float) -> float:
+    """The factor that three standard deviations of the log are."""
     return math.exp(min(SIGMAS * math.sqrt(variance), 700.0)) if math.isfinite(variance) else math.nan
 
 
-def _centre(mean: float, variance: float) -> float:
+def centre(mean: float, variance: float) -> float:
     """Where the logs lie for a mean over draws of the weights: lower by half their variance (Hanin & Nica 2018)."""
     return mean * math.exp(-0.5 * min(variance, 700.0)) if math.isfinite(variance) else mean
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
 
+from trimtab.prediction.recurrent import Shadow, shadow
 from trimtab.prediction.registry import Value
 from trimtab.prediction.state import State
 from trimtab.prediction.trace import Tracer, likened, measured_state, moments
@@ -53,7 +55,7 @@ class Listener:
         self.outputs: list[tuple[Tensor, Value]] = []
         self.cotangents: dict[int, State] = {}
         self._calls: dict[str, int] = {}
-        self._last: Any = None
+        self._shadows: list[tuple[nn.RNNBase, Shadow]] = []
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -62,30 +64,46 @@ class Listener:
         Yields:
             Nothing.
         """
-        handles = [self.model.register_forward_pre_hook(self._begin, with_kwargs=True)]
+        handles = [self.model.register_forward_pre_hook(lambda _, *given: self.begin(given), with_kwargs=True)]
         for name, module in named_modules(self.model):
             handles.append(module.register_forward_hook(self._hook(name)))
-        handles.append(self.model.register_forward_hook(self._end))
+        handles.append(self.model.register_forward_hook(lambda _, args, output: self.end(output)))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        for tensor in tensors((args, kwargs)):
+    def begin(self, given: Any) -> None:
+        """The model is about to run.
+
+        Args:
+            given: What it was called with.
+        """
+        for tensor in tensors(given):
             self.tracer.add_source(tensor)
         self.tracer.listening = True
 
-    def _end(self, model: nn.Module, args: Any, output: Any) -> None:
+    def end(self, output: Any) -> None:
+        """The model has run.
+
+        Args:
+            output: What it gave.
+        """
         self.tracer.listening = False
         self.outputs = []
         for tensor in measurable(output, MOST_OUTPUTS):
             value = self.tracer.find(tensor)
             if value is not None:
                 self.outputs.append((tensor, value))
-                if tensor.requires_grad:
-                    tensor.register_hook(self._cotangent(value))  # type: ignore[no-untyped-call]
+                if _passes(tensor):
+                    tensor.register_hook(unserializable_hook(self._cotangent(value)))  # type: ignore[no-untyped-call]
+
+    def backward_ended(self) -> None:
+        """The gradients have come back to what the modules gave; the steps of fused layers get them now."""
+        for module, shade in self._shadows:
+            shade.send_back(list(module.parameters()))
+        self._shadows = []
 
     def _cotangent(self, value: Value) -> Callable[[Tensor], None]:
         def note(gradient: Tensor) -> None:
@@ -97,17 +115,28 @@ class Listener:
         def hear(module: nn.Module, args: Any, output: Any) -> None:
             listening, self.tracer.listening = self.tracer.listening, False
             if listening:
-                self._hear(name, module, output)
+                self.hear(name, module, args, output)
             self.tracer.listening = listening
 
         return hear
 
-    def _hear(self, name: str, module: nn.Module, output: Any) -> None:
+    def hear(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """A module has run.
+
+        Args:
+            name: Its name.
+            module: The module.
+            args: What it was called with, in order.
+            output: What it gave.
+        """
         count = self._calls[name] = self._calls.get(name, 0) + 1
         label = name or type(module).__name__
         label = f"{label}#{count}" if count > 1 else label
         if isinstance(module, nn.RNNBase):
-            self._steps(label, module, output)
+            shade = shadow(module, args, output, self.tracer)
+            self._steps(label, module, output if shade is None else shade.output)
+            if shade is not None:
+                self._shadows.append((module, shade))
         found = measurable(output, MOST_OUTPUTS)
         seen = {site.value.id for site in self.heard}
         for k, tensor in enumerate(found):
@@ -115,8 +144,8 @@ class Listener:
             if value is None or value.id in seen or not tensor.is_floating_point():
                 continue
             site = self._add(f"{label}.{k}" if len(found) > 1 else label, module, value, moments(tensor)[0])
-            if tensor.requires_grad:
-                tensor.register_hook(partial(_note, site))  # type: ignore[no-untyped-call]
+            if _passes(tensor):
+                tensor.register_hook(unserializable_hook(partial(_note, site)))  # type: ignore[no-untyped-call]
 
     def _add(self, name: str, module: nn.Module, value: Value, forward: float) -> Heard:
         site = Heard(name, type(module).__name__, value, forward)
@@ -138,6 +167,11 @@ class Listener:
             if node is not None:
                 step = node.next_functions[t][0]
                 step.register_prehook(partial(_note_first, site))
+
+
+def _passes(tensor: Tensor) -> bool:
+    """Whether a gradient comes through a tensor that ends with the pass; a leaf is the user's, and would keep the hook."""
+    return tensor.requires_grad and not tensor.is_leaf
 
 
 def _stacked(node: Any, count: int) -> Any:

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from trimtab._setup import Setup
 from trimtab._unchanged import unchanged
 from trimtab.errors import UsageError
+from trimtab.prediction.attention import attentions
 from trimtab.prediction.engine import backward, forward
 from trimtab.prediction.judging import judged
 from trimtab.prediction.listening import Listener
@@ -46,7 +47,7 @@ def predict(model: nn.Module, batch: Any, *, loss: Callable[[Any], Tensor] | Non
     Raises:
         UsageError: The model is no module, has lazy modules or NaN weights, gives no floating output, or the loss no scalar.
     """
-    _check(model)
+    checked(model)
 
     def run() -> Tensor | None:
         if isinstance(batch, Mapping):
@@ -67,7 +68,7 @@ def predict_setup(setup: Setup) -> Prediction:
     Returns:
         The prediction.
     """
-    _check(setup.model)
+    checked(setup.model)
     with unchanged(setup.model, used_by=(setup.loss, setup.batches)) as kept:
         setup.model.train()
         batch = next(setup.stream(on_pass=kept.add_data))
@@ -92,19 +93,34 @@ def _predicted(model: nn.Module, run: Callable[[], Tensor | None], batch: Any) -
         raise UsageError(
             "the model gave no floating tensor that depends on the batch; predict needs an output that has a second moment"
         )
+    single = bool(held) and all(t.ndim == 0 or t.shape[0] == 1 for t in held)
+    return concluded(type(model).__name__, tracer, listener, single=single)
+
+
+def concluded(name: str, tracer: Tracer, listener: Listener, *, single: bool) -> Prediction:
+    """Propagate moments along the operations of a pass that has run.
+
+    Args:
+        name: The network.
+        tracer: The operations.
+        listener: What the modules gave and got back.
+        single: Whether the batch has one sample.
+
+    Returns:
+        The prediction.
+    """
     calls = blended(tracer.calls)
     flow = forward(calls, tracer.sources, tracer.values, {h.value.id for h in listener.heard})
     seen = {h.value.id: h.backward for h in listener.heard if h.backward is not None}
     backward(flow, calls, listener.cotangents, seen)
-    notes: tuple[str, ...] = ()
-    if held and all(t.ndim == 0 or t.shape[0] == 1 for t in held):
-        notes = ("The batch has one sample: how samples correlate is not predicted.",)
+    notes = ("The batch has one sample: how samples correlate is not predicted.",) if single else ()
     return Prediction(
-        type(model).__name__,
+        name,
         judged(listener.heard, flow, [s.second_moment for s in tracer.sources.values()]),
         dict(flow.uncovered),
         len(tracer.calls),
         notes,
+        attentions(calls, flow, tracer.values, listener.heard),
     )
 
 
@@ -146,7 +162,15 @@ def _plain_kernels(model: nn.Module) -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _check(model: Any) -> None:
+def checked(model: Any) -> None:
+    """Refuse a model of which nothing can be foretold.
+
+    Args:
+        model: The model.
+
+    Raises:
+        UsageError: It is no module, has lazy modules or NaN weights.
+    """
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but it is a {type(model).__name__}")
     for name, parameter in model.named_parameters():

@@ -51,7 +51,8 @@ class State:
         roots: The biases, and the weights behind them, that what all samples have in common comes from: two states with one of
             them share it, as the time steps of a recurrent layer do.
         parts: Which dimension joins which tensors, for a stack of them.
-        mask: For attention scores under a mask, the state of the softmax of the mask alone.
+        mask: For attention scores under a mask, the state of the softmax of the mask alone; its law has these weights, each
+            counted by its size, so that every row counts once.
     """
 
     dims: Dims

@@ -14,8 +14,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from trimtab.prediction.laws import coarse
 from trimtab.prediction.registry import Call, Value, plain_name
 from trimtab.prediction.state import NoRuleError, State, measure
+
+MOST_ROWS, FEW = 256, 8  # of a mask, that are looked at, and points of the law they have
 
 Key = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
@@ -57,8 +60,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self._ids: dict[Key, Value] = {}
         self._in_storage: dict[int, set[Key]] = {}
         self._signal: set[int] = set()  # storages that hold part of the signal
-        self._known: dict[tuple[int, int], State] = {}
+        self._known: dict[tuple[int, int, bool | None], State] = {}
         self._count = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether the compiler may work as if this mode were not there: it would never compile again what it saw under one."""
+        return True
 
     def add_source(self, tensor: Tensor) -> None:
         """Take a tensor of the batch for a beginning of the signal."""
@@ -87,7 +95,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
             values = {id(t): self._value(t) for t in given}
             signal = name not in FACTORIES and any(v is not None and not v.known for v in values.values())
-            states = self._known_states(given, values) if signal else {}
+            hidden = _hidden_where(name, args) if signal else None
+            states = self._known_states(given, values, hidden) if signal else {}
             result = function(*args, **kwargs)
             outputs = self._outputs(function, given, result, signal)
             if signal and any(outputs):
@@ -131,19 +140,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             if read:  # rows of a table that indices of the batch look up: read from both
                 self.sources[value.id] = measured_state(tensor)
             elif call.function._schema.is_mutable or tensor.untyped_storage().data_ptr() not in storages:
-                self.values[value.id] = moments(tensor)
+                self.values[value.id] = _shown_moments(tensor)
 
-    def _known_states(self, given: list[Tensor], values: dict[int, Value | None]) -> dict[int, State]:
+    def _known_states(
+        self, given: list[Tensor], values: dict[int, Value | None], hidden: bool | None
+    ) -> dict[int, State]:
         """What is known of the arguments that are no signal."""
         found = {}
         for tensor in given:
             value = values[id(tensor)]
             if value is None or not (value.known or not value.real):
                 continue
-            mark = (value.id, tensor._version)
+            mark = (value.id, tensor._version, hidden)
             if mark not in self._known:
                 try:
-                    self._known[mark] = measured_state(tensor)
+                    self._known[mark] = measured_state(tensor, hidden)
                 except NoRuleError:
                     continue
             found[value.id] = self._known[mark]
@@ -205,11 +216,52 @@ def likened(state: State, tensor: Tensor) -> State:
 
 
 @torch.no_grad()
-def measured_state(tensor: Tensor) -> State:
-    """The state of a tensor that is there; -inf in a mask of attention scores counts as left out."""
+def measured_state(tensor: Tensor, hidden: bool | None = None) -> State:
+    """The state of a tensor that is there; -inf in a mask of attention scores counts as left out.
+
+    Args:
+        tensor: The tensor.
+        hidden: For a boolean mask, the value that leaves a score out; None if it does not mask.
+
+    Returns:
+        Its state; that of a mask holds the softmax of the mask alone.
+    """
     if tensor.dtype == torch.bool:
-        return measure(tensor.float())
+        state = measure(tensor.float())
+        if hidden is None or tensor.ndim < 2:
+            return state
+        return replace(state, mask=_choice(_masking(tensor == hidden)))
     if tensor.is_floating_point() and tensor.ndim >= 2 and bool(torch.isneginf(tensor).any()):
         state = measure(tensor.masked_fill(torch.isneginf(tensor), 0.0))
-        return replace(state, mask=measure(tensor.softmax(-1)))
+        return replace(state, mask=_choice(tensor))
     return measure(tensor)
+
+
+def _choice(mask: Tensor) -> State:
+    """What a softmax of the mask alone gives, with the law of its weights."""
+    weights = mask.to(torch.float32).softmax(-1).nan_to_num(0.0)
+    rows = weights.reshape(-1, weights.shape[-1])
+    some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), MOST_ROWS), device=rows.device).long()]
+    given = some[some > 0].double().cpu().numpy()
+    return replace(measure(weights), law=coarse((given, given / given.sum()), FEW) if len(given) else None)
+
+
+def _masking(hidden: Tensor) -> Tensor:
+    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
+
+
+def _hidden_where(name: str, args: tuple[Any, ...]) -> bool | None:
+    """The value of a boolean mask that stands for what is left out, None where there is no mask."""
+    if name == "aten.where" and len(args) == 3:
+        return not (isinstance(args[1], Tensor) and args[1].ndim > 0)
+    return True if name == "aten.masked_fill" else None
+
+
+@torch.no_grad()
+def _shown_moments(tensor: Tensor) -> tuple[float, float]:
+    """Moments of a result; those of scores under a mask without what it leaves out."""
+    found = moments(tensor)
+    if found[1] == -torch.inf:
+        kept = tensor[~torch.isneginf(tensor)]
+        return moments(kept) if kept.numel() else found
+    return found

@@ -42,7 +42,7 @@ from trimtab.propagation.phase import (
     length_fixed_points,
 )
 from trimtab.propagation.residual import ResidualCourse, fixup_scale, residual_course
-from trimtab.propagation.saturation import saturated_share
+from trimtab.propagation.saturation import saturated_share, silent_share
 from trimtab.propagation.scale_invariance import (
     decay_as_schedule,
     effective_learning_rate,
@@ -144,6 +144,7 @@ __all__ = [
     "residual_course",
     "saturated_share",
     "second_moment",
+    "silent_share",
     "slope_covariance",
     "softmax_loss_at_init",
     "torch_default_gain",

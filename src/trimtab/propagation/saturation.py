@@ -1,10 +1,10 @@
-"""How many units a healthy layer has on the flat parts of its activation."""
+"""How many units a layer has on the flat parts of its activation, or off altogether."""
 
 import itertools
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import ndtr
+from scipy.special import log_ndtr, ndtr
 
 from trimtab.propagation._activation import Array
 from trimtab.propagation._checks import PropagationError, require_finite, require_positive
@@ -52,3 +52,36 @@ def saturated_share(activation: ActivationLike, q: float, threshold: float = 0.0
         if excess(0.5 * (low + high)) < 0.0:
             share += float(ndtr(high) - ndtr(low))
     return share
+
+
+def silent_share(q: float, mean: float, alike: float, samples: int) -> float:
+    """E Phi(-u/s)^N over units u ~ N(mean, q alike - mean^2), s^2 = q (1 - alike): the share of rectifiers off on all of N samples.
+
+    A unit's pre-activation is what all samples have in common, u, and what is each sample's own, of variance s^2, both Gaussian over
+    the draw of the weights. For centred inputs (alike = 0) it is 2^-N; where samples have grown alike it is one half.
+
+    Args:
+        q: Second moment of the pre-activations.
+        mean: Their mean over units and samples.
+        alike: Correlation of two samples, E z_a z_b / q, up to 1.
+        samples: How many independent samples there are, N.
+
+    Returns:
+        The share.
+
+    Raises:
+        PropagationError: If q is not positive, `alike` is over 1 or `samples` is not at least 1.
+    """
+    require_positive("the second moment q", q)
+    require_finite("the mean", mean)
+    if not alike <= 1.0 or samples < 1:
+        raise PropagationError(
+            f"alike is {alike} and samples is {samples}; a correlation up to 1 and at least one sample are needed"
+        )
+    between, within = max(q * alike - mean**2, 0.0), max(q * (1.0 - alike), 0.0)
+    z = np.linspace(-REACH, REACH, 4001)
+    weight = np.exp(-0.5 * z**2)
+    common = mean + np.sqrt(between) * z
+    with np.errstate(divide="ignore"):
+        off = log_ndtr(-common / np.sqrt(within)) if within > 0 else np.where(common < 0, 0.0, -np.inf)
+    return float((weight * np.exp(samples * off)).sum() / weight.sum())

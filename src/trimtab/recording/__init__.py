@@ -3,7 +3,7 @@
 from trimtab.recording.record import COLUMNS, Kind, Record, Series, Site, Units, is_record
 from trimtab.recording.recorder import Recorder
 from trimtab.recording.schedule import Schedule
-from trimtab.recording.sites import split_call
+from trimtab.recording.sites import call_name, split_call
 from trimtab.recording.store import Store
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Site",
     "Store",
     "Units",
+    "call_name",
     "is_record",
     "split_call",
 ]

@@ -30,11 +30,12 @@ from trimtab.recording.graph import loss_facts, loss_scale
 from trimtab.recording.journal import Journal
 from trimtab.recording.listening import Ear, let_go, take_hooks_off
 from trimtab.recording.parameters import ParameterReader
+from trimtab.recording.passenger import Boarding, Seat
 from trimtab.recording.roster import Roster, rates
 from trimtab.recording.schedule import Schedule
 from trimtab.recording.sites import CallTable, SiteTable, call_name
 from trimtab.recording.store import Store
-from trimtab.recording.taps import Entry, Tap, gradient_hook
+from trimtab.recording.taps import End, Entry, Tap, gradient_hook
 from trimtab.recording.walk import measurable, tensors
 from trimtab.recording.watched import WatchedModel
 from trimtab.recording.window import Window
@@ -51,14 +52,19 @@ P = ParamSpec("P")
 
 
 def _timed(method: Callable[Concatenate["Recorder", P], None]) -> Callable[Concatenate["Recorder", P], None]:
-    """Count the seconds that a listener's method takes as spent on watching."""
+    """Count the seconds that a listener's method takes as spent on watching, and let nobody who rides along see what it does."""
 
     @functools.wraps(method)
     def timed(self: "Recorder", /, *args: P.args, **kwargs: P.kwargs) -> None:
         begin = time.perf_counter()
+        rider = self._seat.rider
+        if rider is not None:
+            listening, rider.listening = rider.listening, False
         try:
             method(self, *args, **kwargs)
         finally:
+            if rider is not None:
+                rider.listening = listening
             self.spent += time.perf_counter() - begin
 
     return timed
@@ -91,7 +97,9 @@ class Recorder:
         fault: What went wrong inside a hook, if anything did; nothing is watched from then on.
     """
 
-    def __init__(self, store: Store, schedule: Schedule | None = None, name: str = "") -> None:
+    def __init__(
+        self, store: Store, schedule: Schedule | None = None, name: str = "", board: Boarding | None = None
+    ) -> None:
         self.store = store
         self.schedule = schedule or Schedule()
         self.name = name
@@ -125,6 +133,7 @@ class Recorder:
         self._closing = threading.Lock()
         self._batch: Any = None
         self._fed = Fed()
+        self._seat = Seat(board)
         self.step = 0
         self._window = self._open()
         self._ear = Ear(self)
@@ -199,6 +208,7 @@ class Recorder:
     def _remove_hooks(self) -> None:
         _torch.stop_listening_to_backward(self._ear)
         take_hooks_off(self.models, self._leaf_handles)
+        self._seat.leave()
         self._set_eager(False)
 
     def fail(self, error: Exception) -> None:
@@ -309,6 +319,8 @@ class Recorder:
         if window.recording:
             self._read_targets()
             self._describe()
+            if self._seat.step_ended():
+                self.store.facts({"predictions": self._seat.facts})
             self._journal.write(window, self.roster.rates())
             for watched in self.models:
                 watched.detach_taps()
@@ -358,6 +370,12 @@ class Recorder:
         if window.detail and watched.index not in window.kept:
             window.kept[watched.index] = dict(batch_statistics.running_statistics(watched))
         self._read_inputs(watched, entry.name, args, kwargs)
+        if not entry.name:
+            self._seat.begin(watched, module, args, kwargs)
+
+    def ended(self, end: End) -> None:
+        """A forward call of a root, along which somebody rode, has ended."""
+        self._seat.end()
 
     def _step_aside(self, called: WatchedModel, name: str, module: nn.Module) -> None:
         """An evaluation must run as if nobody watched."""
@@ -437,6 +455,9 @@ class Recorder:
         window = self._window
         if not window.recording or not self._running or _torch.functorch_is_active():
             return
+        module = tap.module()
+        if module is not None:
+            self._seat.left(tap.model, tap.name, module, args, output)
         again = _torch.in_backward()  # a checkpointed block runs its forward a second time
         scope = self._scope
         reference = weakref.ref(self)
@@ -568,6 +589,7 @@ class Recorder:
         self._active = False
         self._last = None
         try:
+            self._seat.backward_ended()
             deposited = self._parameters.read_raw(self._window)
             self._window.end_pass(
                 deposited or self._stepped

@@ -26,6 +26,9 @@ class Listener(Protocol):
     def left(self, tap: "Tap", args: tuple[Any, ...], output: Any) -> None:
         """A forward call of a tapped module has ended."""
 
+    def ended(self, end: "End") -> None:
+        """A forward call of a root has ended, by an error perhaps."""
+
     def arrived(self, site: int, scope: int, grad: Tensor) -> None:
         """The gradient of the loss at a site has been computed."""
 
@@ -103,6 +106,18 @@ class Tap(_Hook):
             listener.left(self, args, output)
         except Exception as error:  # never into the user's step
             listener.fail(error)
+
+
+class End(_Hook):
+    """A forward hook that tells when a forward call of a root has ended, also where it raised."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Tell the listener; never raises."""
+        listener = self.listener()
+        if listener is not None and self.module() is module:
+            listener.ended(self)
 
 
 def gradient_hook(listener: "weakref.ref[Any]", site: int, scope: int) -> Callable[[Tensor], None]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from trimtab.recording import facts
-from trimtab.recording.taps import Entry, Listener, Tap
+from trimtab.recording.taps import End, Entry, Listener, Tap
 
 
 class WatchedModel:
@@ -78,6 +78,11 @@ class WatchedModel:
         listener = self._listener()
         name = next((name for name, part in self.named_modules() if part is module), None)
         return None if listener is None or name is None else Entry(listener, module, self.index, name)
+
+    def end(self, module: nn.Module) -> End | None:
+        """The hook that tells when a forward call of `module`, the model itself, has ended."""
+        listener = self._listener()
+        return None if listener is None else End(listener, module, self.index, "")
 
     def add_entry(self, module: nn.Module) -> None:
         """Forward calls of `module` come from outside the model."""

@@ -2,10 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from trimtab.report.figures import Profile
 
 Odd = Literal["", "prediction", "measurement"]
 
@@ -27,6 +30,8 @@ class Site:
         covered: Whether rules alone lead here from the sites before.
         odd: Which of the two is out of place: "prediction" (the growth foretold is itself bad), "measurement" (it leaves
             the band), or neither.
+        mean: Predicted mean of the values, nan where it was not.
+        alike: Predicted correlation of two samples, E x x' over E x^2: 1 where all are the same; nan where it was not.
     """
 
     name: str
@@ -40,6 +45,8 @@ class Site:
     backward_tolerance: float = math.nan
     covered: bool = True
     odd: Odd = ""
+    mean: float = math.nan
+    alike: float = math.nan
 
     @property
     def forward_error(self) -> float:
@@ -53,6 +60,40 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class Attention:
+    """What enters one softmax over the products of queries and keys.
+
+    Independent queries and keys of unit variance give logits of variance d, and of variance 1 with the factor 1/sqrt(d)
+    (Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1).
+
+    Attributes:
+        name: The first site behind it, "" if none is.
+        dimension: The head dimension d that the products are summed over.
+        keys: How many keys there are to choose from.
+        scale: The constant that the products are multiplied with on their way from queries and keys, nan where it is not one.
+        variance: Predicted variance of the logits, before mask and bias of positions.
+        variance_measured: The same, measured; nan in a fused kernel, which keeps the logits to itself.
+        variance_tolerance: Factor by which finite width may move it (3 sigma).
+        squares: Predicted sum of the squared weights of a query: 1 where one key has all of it.
+        squares_measured: The same, measured; nan in a fused kernel.
+        squares_uniform: The same for equal weights over the keys that the mask leaves.
+        sources: The nearest sites in front of queries and keys.
+    """
+
+    name: str
+    dimension: int
+    keys: int
+    scale: float
+    variance: float
+    variance_measured: float
+    variance_tolerance: float
+    squares: float
+    squares_measured: float
+    squares_uniform: float
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """Second moments of signal and gradient at every site of a network: predicted, tolerated, measured.
 
@@ -62,6 +103,7 @@ class Prediction:
         uncovered: Operations without a rule, and how often each passed a measured value through.
         operations: How many operations there were on the signal.
         notes: What a reader must know besides.
+        attention: The softmaxes over products of queries and keys, in order.
     """
 
     name: str
@@ -69,6 +111,7 @@ class Prediction:
     uncovered: Mapping[str, int] = field(default_factory=Counter)
     operations: int = 0
     notes: tuple[str, ...] = ()
+    attention: tuple[Attention, ...] = ()
 
     @property
     def coverage(self) -> float:
@@ -107,7 +150,23 @@ class Prediction:
             "uncovered": dict(self.uncovered),
             "notes": list(self.notes),
             "sites": sites,
+            "attention": [asdict(a) for a in self.attention],
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Prediction":
+        """The prediction that `to_dict` made data of, as a record keeps it.
+
+        Args:
+            data: What `to_dict` gave.
+
+        Returns:
+            The prediction.
+        """
+        known = {f.name for f in fields(Site)}
+        sites = tuple(Site(**{key: value for key, value in row.items() if key in known}) for row in data["sites"])
+        attention = tuple(Attention(**(row | {"sources": tuple(row["sources"])})) for row in data["attention"])
+        return cls(data["name"], sites, Counter(data["uncovered"]), data["operations"], tuple(data["notes"]), attention)
 
     def to_json(self) -> str:
         """Return the prediction as strict JSON (numbers that JSON has no word for are written as strings)."""
@@ -117,22 +176,23 @@ class Prediction:
 
         return json.dumps({"schema": SCHEMA, **strict(self.to_dict())}, indent=2, ensure_ascii=False, allow_nan=False)
 
-    def figure(self, path: str | Path | None = None) -> Any:
-        """Draw signal and gradient by depth, the predicted band and the measured points.
+    def profile(self, title: str = "", kinds: Sequence[str] = ()) -> "Profile":
+        """Signal and gradient by depth, as `report.figures.signal_figure` draws them.
 
         Args:
-            path: Where to save it as PNG; None saves nothing.
+            title: What the network is; its name by default.
+            kinds: Classes of modules to show; all of them by default.
 
         Returns:
-            The figure of matplotlib.
+            The profile.
         """
-        from trimtab.report.figures import Profile, signal_figure
+        from trimtab.report.figures import Profile
 
-        sites = self.sites
+        sites = [s for s in self.sites if not kinds or s.kind in kinds]
         up = [s.forward_tolerance for s in sites]
         back = [s.backward_tolerance for s in sites]
-        panel = Profile(
-            title=self.name,
+        return Profile(
+            title=title or self.name,
             layers=tuple(s.name for s in sites),
             signal_measured=[s.forward_measured for s in sites],
             signal_predicted=[s.forward for s in sites],
@@ -143,7 +203,19 @@ class Prediction:
             gradient_low=[1 / f for f in back],
             gradient_high=back,
         )
-        return signal_figure([panel], path)
+
+    def figure(self, path: str | Path | None = None) -> Any:
+        """Draw signal and gradient by depth, the predicted band and the measured points.
+
+        Args:
+            path: Where to save it as PNG; None saves nothing.
+
+        Returns:
+            The figure of matplotlib.
+        """
+        from trimtab.report.figures import signal_figure
+
+        return signal_figure([self.profile()], path)
 
 
 def log_ratio(measured: float, predicted: float) -> float:

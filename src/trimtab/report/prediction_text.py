@@ -25,6 +25,7 @@ def render_prediction(prediction: Prediction) -> str:
     lines += [group.rstrip(), f"{'':>4} {say('site'):<{NAME}}{columns}{columns}".rstrip()]
     lines += [_row(site) for site in prediction.sites]
     lines.append("")
+    lines += _attentions(prediction)
     lines += _feet(prediction)
     return "\n".join(lines) + "\n"
 
@@ -48,6 +49,25 @@ def _row(site: Site) -> str:
 def _moments(predicted: float, measured: float, tolerance: float) -> str:
     within = "" if not math.isfinite(tolerance) else f"×{tolerance:.2f}" if tolerance < 100 else f"×{tolerance:.0e}"
     return f"{_short(predicted):>10}{_short(measured):>9}{within.replace('e+0', 'e').replace('e+', 'e'):>7}"
+
+
+def _attentions(prediction: Prediction) -> list[str]:
+    """A row for each softmax over scores."""
+    if not prediction.attention:
+        return []
+    columns = f"{say('predicted'):>10}{say('measured'):>9}{say('within'):>7}"
+    head = f"{say('scale'):>9}{columns}{say('squares'):>9}{say('uniform'):>8}"
+    lines = [
+        f"{'':>33}{say('variance of the logits'):^32}{say('of the weights'):>14}".rstrip(),
+        f"  {say('attention before'):<20}{say('d'):>5}{head}",
+    ]
+    for item in prediction.attention:
+        logits = _moments(item.variance, item.variance_measured, item.variance_tolerance)
+        shown = item.squares_measured if math.isfinite(item.squares_measured) else item.squares
+        name = shortened(clean(item.name), 19)
+        weights = f"{_short(shown):>9}{_short(item.squares_uniform):>8}"
+        lines.append(f"  {name:<20}{item.dimension:>5}{_short(item.scale):>9}{logits}{weights}")
+    return [*lines, ""]
 
 
 def _short(value: float) -> str:

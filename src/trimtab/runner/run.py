@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from trimtab._messages import say
 from trimtab.diagnosis import check_ignored, diagnose
 from trimtab.errors import RecordError, TrimtabError, UsageError
+from trimtab.prediction.riding import Ride
 from trimtab.recording import Record, Recorder, Schedule, Store
 from trimtab.report import Diagnosis
 from trimtab.runner.discovery import Discovery, is_users
@@ -116,7 +117,7 @@ class ScriptRun:
             return error
         path = None if options.no_store else (options.store or new_store(self.script.name))
         store = Store(None if path is None else path.absolute())
-        recorder = Recorder(store, schedule, self.script.name)
+        recorder = Recorder(store, schedule, self.script.name, Ride)
         discovery = Discovery(recorder, lambda: self._announce(recorder, store))
         recorder.on_step = lambda step: self._stop_when_done(step, lambda how: self._end(discovery, how, output))
         recorder.start()

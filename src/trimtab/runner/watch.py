@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from trimtab.diagnosis import diagnose
 from trimtab.errors import UsageError
+from trimtab.prediction.riding import Ride
 from trimtab.recording import Record, Recorder, Schedule, Store
 from trimtab.report import Diagnosis
 from trimtab.runner.discovery import variable
@@ -48,7 +49,7 @@ class Watch:
         optimizers = _several(optimizer, Optimizer, "optimizer")
         schedule = Schedule(every)
         self._store = Store(store)
-        self._recorder = Recorder(self._store, schedule, name or type(models[0]).__name__)
+        self._recorder = Recorder(self._store, schedule, name or type(models[0]).__name__, Ride)
         self._ended = False
         frame = sys._getframe(1)
         for one in models:

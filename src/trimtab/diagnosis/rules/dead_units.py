@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from trimtab._messages import say
+from trimtab.diagnosis.expected import silent
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.layers import CLASSES, OPERATIONS, links_of
 from trimtab.diagnosis.view import View
@@ -96,6 +97,12 @@ def _finding(
         ),
         Evidence(say("the same at the first look"), units[0].silent / units[0].units, 0.0, MANY, "", units[0].step),
     ]
+    shape = links_of(view.record, model).get(layer, {}).get("output") or []
+    foretold = silent(view.foretold(model, layer), shape[0]) if len(shape) == 2 and units[0].step == 0 else None
+    if foretold is not None:
+        evidence.append(
+            Evidence(say("the same, as the weights predict"), units[0].silent / units[0].units, foretold, MANY, "", 0)
+        )
     before = view.series(model, layer, "output") if layer else None
     if before is not None:
         evidence.append(

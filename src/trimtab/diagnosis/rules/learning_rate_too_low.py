@@ -170,4 +170,4 @@ def _steepness(view: View) -> float | None:
 
 def _downhill(view: View) -> bool:
     """Whether no layer's gradient is missing: a vanished gradient moves nothing at any rate."""
-    return all(flow.log_total > -(flow.tolerance + 2) for flow in flows(view.layers))
+    return all(flow.log_total > -(flow.tolerance + 2) for flow in flows(view))

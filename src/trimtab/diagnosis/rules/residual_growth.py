@@ -9,7 +9,7 @@ import numpy as np
 
 from trimtab._messages import say
 from trimtab.diagnosis.first_step import foretold_update
-from trimtab.diagnosis.flow import SCATTER
+from trimtab.diagnosis.flow import LINEAR, SCATTER
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.layers import is_norm, links_of
 from trimtab.diagnosis.norms import ends_of
@@ -19,10 +19,6 @@ from trimtab.report import Evidence, Finding, Repair, Severity
 
 BLOCKS = 4
 """Residual sums in a row from which a growth can be told from chance."""
-
-
-LINEAR = 2.0
-"""Variance of the logarithm of a linear layer's gain, times the width; a branch has a ReLU layer and a linear one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +180,7 @@ def _finding(view: View, stream: Stream, severity: Severity) -> Finding:
                 0,
             ),
             Evidence(say("the same, against unscaled branches"), growth, 2.0, within, "x", 0),
+            *_foretold(view, stream, growth),
             Evidence(
                 say("second moment at {last} over that at {first}", first=first, last=last),
                 ratio,
@@ -215,3 +212,14 @@ def _finding(view: View, stream: Stream, severity: Severity) -> Finding:
         reference="De & Smith 2020, arXiv:2002.10444; Zhang et al. 2019 (Fixup), arXiv:1901.09321",
         location=view.place("forward"),
     )
+
+
+def _foretold(view: View, stream: Stream, growth: float) -> Iterator[Evidence]:
+    """The growth per block beside the one that the weights foretell."""
+    sites = [view.foretold(stream.model, call) for call in stream.calls]
+    moments = [site.forward for site in sites if site is not None and site.forward > 0]
+    if len(moments) == len(stream.calls):
+        predicted = math.exp(float(np.polyfit(np.arange(len(moments)), np.log(moments), 1)[0]))
+        last = sites[-1]
+        within = last.forward_tolerance ** (1 / len(moments)) if last is not None else None
+        yield Evidence(say("the same, as the weights predict"), growth, predicted, within, "x", 0)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from trimtab._messages import say
 from trimtab.diagnosis.advice import initialization
+from trimtab.diagnosis.expected import saturated
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.layers import CLASSES, OPERATIONS, links_of
 from trimtab.diagnosis.view import View
@@ -55,6 +56,9 @@ def find(view: View) -> Iterator[Found]:
             units[0].step,
         )
     ]
+    foretold = saturated(view.foretold(model, source), name) if at_start else None
+    if foretold is not None:
+        evidence.append(Evidence(say("the same, as the weights predict"), units[0].edge, foretold, None, "", 0))
     if layer is not None:
         evidence.append(
             Evidence(

@@ -1,5 +1,6 @@
 """`signal-collapse`: a module answers the same whatever the input, or the samples grow alike with depth."""
 
+import math
 from collections.abc import Iterator
 
 from trimtab._messages import say
@@ -130,6 +131,7 @@ def _alike(view: View, model: int) -> Iterator[Found]:
                     None,
                     view.name(model, last),
                 ),
+                *_foretold(view, model, last),
                 Evidence(say("the same at the first module"), next(iter(signal.values())), 1.0),
             ),
             repairs=initialization([layer for layer in view.layers if layer.model == model]),
@@ -137,6 +139,21 @@ def _alike(view: View, model: int) -> Iterator[Found]:
         ),
         _since(view.units(model, last), GONE),
     )
+
+
+def _foretold(view: View, model: int, name: str) -> Iterator[Evidence]:
+    """The varying share at the first step beside the one that the weights foretell, 1 - c of the correlation map."""
+    site, looks = view.foretold(model, name), view.units(model, name)
+    if site is not None and math.isfinite(site.alike) and looks and looks[0].step == 0:
+        measured = 0.0 if looks[0].constant == looks[0].units else _number(looks[0].signal)
+        yield Evidence(
+            say("the same at step 0, against the weights' prediction"),
+            measured,
+            max(1.0 - site.alike, 0.0),
+            None,
+            "",
+            0,
+        )
 
 
 def _since(units: list[Units], share: float) -> int:

@@ -6,9 +6,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from trimtab._messages import say
+from trimtab.diagnosis import along_time
 from trimtab.diagnosis.advice import initialization
+from trimtab.diagnosis.expected import TimeFlow
 from trimtab.diagnosis.first_step import PLANNED, foretold_update
-from trimtab.diagnosis.flow import Flow, Gain, against_prediction, flows, mean_gain, scatter
+from trimtab.diagnosis.flow import (
+    Flow,
+    Gain,
+    against_prediction,
+    flows,
+    foretold,
+    leaving,
+    mean_gain,
+    ratio_against_prediction,
+    scatter,
+)
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.layers import Layer
 from trimtab.diagnosis.view import View, relative_updates
@@ -30,7 +42,7 @@ GONE = 4.0
 
 def find(view: View) -> Iterator[Found]:
     """Measured loss of squared gradient from the last layer to the first, beyond what width and depth scatter, with consequences."""
-    for flow in flows(view.layers):
+    for flow in flows(view):
         if flow.log_total > -(flow.tolerance + FADES):
             continue
         if view.before_training and not math.isfinite(flow.log_total):
@@ -41,6 +53,43 @@ def find(view: View) -> Iterator[Found]:
         if severity == "note" and flow.log_total > -(flow.tolerance + GONE):
             continue
         yield Found(_finding(view, flow, still, severity))
+    for steps in view.time_flows:
+        if steps.log_total < -(along_time.allowed(steps) + along_time.FORGOTTEN) and not view.learned:
+            yield from _along_time(view, steps)
+
+
+def _along_time(view: View, flow: TimeFlow) -> Iterator[Found]:
+    """A recurrent layer whose first steps get nothing, where it is not for want of steps that the run does not learn."""
+    layer = along_time.layer_of(view, flow)
+    moved = layer is not None and view.movement(layer) >= STILL
+    if (
+        layer is None
+        or not (moved or view.before_training)
+        or view.progress.nonfinite is not None
+        or view.progress.rose
+    ):
+        return
+    name, steps = view.name(flow.model, flow.name), len(flow.measured)
+    yield Found(
+        Finding(
+            code="vanishing-gradient",
+            severity="warning" if view.before_training else "error",
+            where=(name,),
+            summary=say(
+                "Along the {steps} time steps of {name} ({cls}) each step back multiplies the squared gradient by about {gain:.3g}, where 1 keeps it: "
+                "of what reaches the last step {ratio:.2g} is left at the first, which cannot be learnt from.",
+                steps=steps,
+                name=name,
+                cls=layer.cls,
+                gain=flow.per_step,
+                ratio=10**flow.log_total,
+            ),
+            evidence=tuple(along_time.evidence(view, flow)),
+            repairs=along_time.repairs(view, flow),
+            reference="Bengio et al. 1994; Pascanu et al. 2013, arXiv:1211.5063; Le et al. 2015, arXiv:1504.00941",
+            location=view.place("forward"),
+        )
+    )
 
 
 def _standing_still(view: View, flow: Flow) -> list[Layer]:
@@ -62,9 +111,10 @@ def _standing_still(view: View, flow: Flow) -> list[Layer]:
 
 
 def _finding(view: View, flow: Flow, still: list[Layer], severity: Severity) -> Finding:
-    weak = [gain for gain in flow.gains if gain.measured > 0 and math.log(gain.measured) < -scatter(gain)]
+    kept = [(g, g.predicted or 1.0 if flow.leaves else 1.0) for g in flow.gains if g.measured > 0]
+    weak = [gain for gain, at in kept if math.log(gain.measured / at) < -scatter(gain)]
     shown = weak or list(flow.gains)
-    summary = _summary(view, flow, shown, several=len(weak) >= 2)
+    summary = f"{_summary(view, flow, shown, several=len(weak) >= 2)} {foretold(flow)}".rstrip()
     if severity == "note":
         summary += " " + say("The run learns all the same: its optimizer or its width makes up for it.")
     return Finding(
@@ -73,7 +123,7 @@ def _finding(view: View, flow: Flow, still: list[Layer], severity: Severity) -> 
         where=view.names(_between(flow, shown)),
         summary=summary,
         evidence=tuple(_evidence(view, flow, shown, still)),
-        repairs=initialization(list(flow.layers)),
+        repairs=leaving(view, shown) if flow.leaves else initialization(list(flow.layers)),
         reference="Glorot & Bengio 2010; He et al. 2015, arXiv:1502.01852; Schoenholz et al. 2017, arXiv:1611.01232",
         location=view.place("forward"),
     )
@@ -108,6 +158,7 @@ def _evidence(view: View, flow: Flow, shown: list[Gain], still: list[Layer]) -> 
     yield from against_prediction(shown)
     across = say("squared gradient at {first} over that at {last}", first=first, last=last)
     yield Evidence(across, _ratio(flow), 1.0, 10**flow.tolerance, "x", 0)
+    yield from ratio_against_prediction(flow)
     scale = _weight_scale(shown)
     if scale is not None:
         start = _start(view, flow, shown)

@@ -136,9 +136,12 @@ def _added(call: Call, names: tuple[str, str, str]) -> State:
 
 def _added_back(call: Call, names: tuple[str, str, str], gradients: Sequence[State | None]) -> Gradients:
     bias, a, b = call.args[:3]
-    found = dict(_back(call, a, b, names, gradients[0]))
-    if not bias.known and gradients[0] is not None:
-        found[bias.id] = summed_to(gradients[0], bias.shape)
+    gradient = gradients[0]
+    if gradient is None:
+        return {}
+    found = dict(_back(call, a, b, names, gradient.scaled(float(call.kwargs.get("alpha", 1)))))
+    if not bias.known:
+        found[bias.id] = summed_to(gradient.scaled(float(call.kwargs.get("beta", 1))), bias.shape)
     return found
 
 
