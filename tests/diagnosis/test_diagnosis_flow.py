@@ -122,7 +122,7 @@ def test_what_the_gains_scatter_is_said_beside_the_prediction(act, power):
     logs = []
     for _ in range(40):
         flow, _ = flow_of(chain(4, 48, act, he(power)), torch.randn(1, 48), anything)
-        (evidence,) = against_prediction(flow.gains)
+        (evidence,) = against_prediction(flow, flow.gains)
         logs.append(math.log(evidence.measured / evidence.expected) / math.log(evidence.tolerance))
     assert max(abs(log) for log in logs) < 1.3
     assert 0.15 < np.std(logs) < 0.6  # a third, were it exact

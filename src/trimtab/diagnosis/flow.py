@@ -6,7 +6,7 @@ none, a width n scatters the logarithm of one layer's gain with variance 5/n (Ha
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trimtab._messages import say
@@ -100,11 +100,12 @@ def scatter(gain: Gain) -> float:
     return 3 * math.sqrt(gain.variance)
 
 
-def against_prediction(gains: Sequence[Gain]) -> list[Evidence]:
-    """The mean gain beside the one that the weights foretell, with what the widths scatter.
+def against_prediction(flow: Flow, gains: Sequence[Gain]) -> list[Evidence]:
+    """The mean gain beside the one that the weights foretell, with what the widths scatter; the whole ratio where no gain is known.
 
     Args:
-        gains: Any gains.
+        flow: The flow.
+        gains: Those of its gains that are shown.
 
     Returns:
         One piece of evidence, none where nothing was predicted.
@@ -112,24 +113,13 @@ def against_prediction(gains: Sequence[Gain]) -> list[Evidence]:
     known = [gain for gain in gains if gain.predicted is not None]
     predicted = mean_predicted_gain(known)
     if math.isnan(predicted):
-        return []
+        if not math.isfinite(flow.log_predicted):
+            return []
+        measured, ratio = 10 ** min(flow.log_total, 300.0), 10 ** min(flow.log_predicted, 300.0)
+        return [Evidence(say("first over last, as the weights predict"), measured, ratio, 10**flow.tolerance, "x", 0)]
     variance = sum(gain.variance for gain in known)
     within = math.exp(3 * math.sqrt(variance) / len(known))
     return [Evidence(say("the same, as the weights predict"), mean_gain(known), predicted, within, "x", 0)]
-
-
-def ratio_against_prediction(flow: Flow) -> Iterator[Evidence]:
-    """The whole ratio beside what the weights foretell.
-
-    Args:
-        flow: The flow.
-
-    Yields:
-        One piece of evidence where something was foretold.
-    """
-    if math.isfinite(flow.log_predicted):
-        measured, predicted = 10 ** min(flow.log_total, 300.0), 10 ** min(flow.log_predicted, 300.0)
-        yield Evidence(say("the same, as the weights predict"), measured, predicted, 10**flow.tolerance, "x", 0)
 
 
 def foretold(flow: Flow) -> str:

@@ -15,7 +15,6 @@ from trimtab.diagnosis.flow import (
     foretold,
     leaving,
     mean_gain,
-    ratio_against_prediction,
     scatter,
 )
 from trimtab.diagnosis.found import Found
@@ -118,7 +117,7 @@ def _finding(view: View, flow: Flow, jump: float, severity: Severity) -> Finding
     per_layer = mean_gain(strong) if strong else 10 ** (flow.log_total / max(len(flow.layers) - 1, 1))
     evidence = [Evidence(say("squared gradient, per layer"), per_layer, 1.0, None, "x", 0)]
     evidence += [
-        *against_prediction(strong),
+        *against_prediction(flow, strong),
         Evidence(
             say(
                 "squared gradient at {first} over that at {last}",
@@ -131,7 +130,6 @@ def _finding(view: View, flow: Flow, jump: float, severity: Severity) -> Finding
             "x",
             0,
         ),
-        *ratio_against_prediction(flow),
         Evidence(say("largest first update over its weight"), jump, 1e-2),
         Evidence(say("first loss"), view.first_loss, None, None, "", 0),
     ]

@@ -18,7 +18,6 @@ from trimtab.diagnosis.flow import (
     foretold,
     leaving,
     mean_gain,
-    ratio_against_prediction,
     scatter,
 )
 from trimtab.diagnosis.found import Found
@@ -155,10 +154,9 @@ def _evidence(view: View, flow: Flow, shown: list[Gain], still: list[Layer]) -> 
     first, last = (view.name(layer.model, layer.name) for layer in (flow.layers[0], flow.layers[-1]))
     if shown and not math.isnan(mean_gain(shown)):
         yield Evidence(say("squared gradient, per layer"), mean_gain(shown), 1.0, math.exp(scatter(shown[0])), "x", 0)
-    yield from against_prediction(shown)
+    yield from against_prediction(flow, shown)
     across = say("squared gradient at {first} over that at {last}", first=first, last=last)
     yield Evidence(across, _ratio(flow), 1.0, 10**flow.tolerance, "x", 0)
-    yield from ratio_against_prediction(flow)
     scale = _weight_scale(shown)
     if scale is not None:
         start = _start(view, flow, shown)
