@@ -1,4 +1,11 @@
-"""Mean-field maths: what a layer should do to the second moments of its signal and its gradient."""
+"""Mean-field maths: what a layer should do to the second moments of its signal and its gradient.
+
+The initializers live in a room above, `trimtab.initialization`, because they use `trimtab.predict`; they are loaded from
+there when they are first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from trimtab.propagation._activation import Activation
 from trimtab.propagation._checks import PropagationError
@@ -26,7 +33,6 @@ from trimtab.propagation.gains import (
 )
 from trimtab.propagation.gaussian import expectation
 from trimtab.propagation.initial_gains import GainReport, backward_gain, forward_gain, judge_gain, nf_gain, torch_gain
-from trimtab.propagation.initialization import Change, Initialized, LayerMoments, critical_, lsuv_
 from trimtab.propagation.jacobians import LayerJacobian, NetworkJacobian, Spectrum, jacobian
 from trimtab.propagation.layers import linear_backward, linear_backward_gain, linear_forward, linear_forward_gain
 from trimtab.propagation.loss import softmax_loss_at_init
@@ -67,6 +73,15 @@ from trimtab.propagation.transformer import (
 )
 from trimtab.propagation.width import CoordinateCheck, SiteScaling, coordinate_check, coordinate_figure
 
+if TYPE_CHECKING:
+    from trimtab.initialization import Change as Change
+    from trimtab.initialization import Initialized as Initialized
+    from trimtab.initialization import critical_ as critical_
+    from trimtab.initialization import lsuv_ as lsuv_
+
+_ABOVE = frozenset({"Change", "Initialized", "critical_", "lsuv_"})
+"""Public names that live in `trimtab.initialization`."""
+
 __all__ = [
     "ACTIVATION_NAMES",
     "POST_NORM_SECOND_MOMENT",
@@ -81,7 +96,6 @@ __all__ = [
     "GainReport",
     "Initialized",
     "LayerJacobian",
-    "LayerMoments",
     "NetworkJacobian",
     "PropagationError",
     "ResidualCourse",
@@ -150,3 +164,14 @@ __all__ = [
     "torch_gain",
     "trajectory",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ABOVE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module("trimtab.initialization"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from trimtab.propagation._activation import Activation
-from trimtab.propagation._checks import PropagationError, require_positive
+from trimtab.propagation._checks import PropagationError, require_not_negative, require_positive
 from trimtab.propagation.correlation import FixedPoint
 from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import chi, first_moment, length_map, mean_derivative_squared, second_moment
@@ -50,10 +50,10 @@ def backward_gain(activation: ActivationLike, q: float = 1.0) -> float:
         The gain.
 
     Raises:
-        PropagationError: If q is not positive, or phi passes no gradient.
+        PropagationError: If q is negative, or phi passes no gradient.
     """
     phi = as_activation(activation)
-    require_positive("q", q)
+    require_not_negative("q", q)
     return 1.0 / math.sqrt(_positive(phi, "gradient", q, mean_derivative_squared(phi, q)))
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from trimtab.initialization._watching import CONVOLUTION, LinearMap
 from trimtab.norms._kinds import CONVOLUTIONS, TRANSPOSED, kind_of
 from trimtab.propagation._probe import RECURRENT
 from trimtab.propagation.fans import fans, padded_fans
-from trimtab.propagation.initialization._watching import CONVOLUTION, LinearMap
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
