@@ -447,13 +447,59 @@ def test_bad_input_is_told_and_leaves_the_model_alone():
         lsuv_(net, torch.randn(4, 3))
     with pytest.raises(PropagationError, match="batch is None"):
         lsuv_(net, None)
-    with pytest.raises(PropagationError, match="without values"):
-        critical_(nn.LazyLinear(3), torch.randn(2, 2))
+    for empty, words in (
+        ((), r"batch is \(\)"),
+        ({}, "batch is a dict"),
+        (torch.ones(0, WIDTH), "no example"),
+        (torch.ones(2, WIDTH, device="meta"), "meta device"),
+        (torch.full((4, WIDTH), torch.inf), "not finite everywhere"),
+    ):
+        for initializer in (critical_, lsuv_):
+            with pytest.raises(PropagationError, match=words):
+                initializer(net, empty)
+    for lazy in (nn.LazyLinear(3), nn.Linear(2, 3, device="meta")):
+        with pytest.raises(PropagationError, match="without values"):
+            critical_(lazy, torch.randn(2, 2))
+    with pytest.raises(NormalizationError, match="model is the class Linear"):
+        critical_(nn.Linear)
     with pytest.raises(NormalizationError, match="generator is 3"):
         critical_(net, generator=3)
     with pytest.raises(NormalizationError, match="bias_var is -1"):
         critical_(net, bias_var=-1)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("initializer", [critical_, lsuv_])
+def test_where_nothing_can_be_predicted_the_weights_are_set_and_a_note_says_so(initializer):
+    net = mlp("tanh", 3)
+    net[2].weight.data.fill_(torch.nan)
+    report = initializer(net, torch.randn(16, WIDTH))
+    assert report.before is None
+    assert "no prediction before: parameter 2.weight holds NaN" in str(report)
+    assert not report.after.odd
+    assert all(bool(p.isfinite().all()) for p in net.parameters())
+    whole = nn.Linear(4, 4, dtype=torch.complex64)
+    report = initializer(whole, torch.randn(8, 4, dtype=torch.complex64))
+    assert dict(report.left) == {"weight": "its values are complex64"}
+    assert "complex" in report.notes[0]
+
+
+def test_a_frozen_net_is_left_and_foretold_all_the_same():
+    net = mlp("tanh", 3).requires_grad_(False)
+    before = copy.deepcopy(net.state_dict())
+    report = critical_(net, torch.randn(16, WIDTH))
+    assert not report.changes
+    assert {reason for _, reason in report.left} == {"frozen"}
+    assert all(math.isfinite(site.backward_measured) for site in layers(report.after))
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert not any(p.requires_grad for p in net.parameters())
+
+
+def test_a_batch_of_one_sets_the_weights_too():
+    for initializer in (critical_, lsuv_):
+        report = initializer(mlp("relu", 4), torch.randn(1, WIDTH))
+        assert len(report.changes) == 4
+        assert "one sample" in report.after.notes[0]
 
 
 def test_a_batch_that_does_not_vary_is_noted():

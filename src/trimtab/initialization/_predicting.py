@@ -25,6 +25,8 @@ def predicted(model: nn.Module, batch: Any) -> tuple[Prediction | None, str]:
         The prediction, and ""; or None, and why there is none (weights that are not finite, say).
     """
     copy = copy_to_measure(model)
+    if any(parameter.is_complex() for parameter in copy.parameters()):
+        return None, "weights are complex, for which there is no theory here"
     for parameter in copy.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     given = own(batch)

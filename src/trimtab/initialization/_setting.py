@@ -10,7 +10,7 @@ from trimtab.initialization._predicting import predicted
 from trimtab.initialization._weights import Shape, drawn, reasons_to_leave
 from trimtab.initialization.report import Change, Initialized
 from trimtab.norms._arguments import refuse, require_module
-from trimtab.propagation._probe import copy_to_measure
+from trimtab.propagation._probe import copy_to_measure, require_batch
 from trimtab.report.prediction import Prediction
 
 
@@ -103,6 +103,8 @@ def start(model: nn.Module, batch: Any, generator: torch.Generator | None) -> Se
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     elif not isinstance(generator, torch.Generator) or generator.device.type != "cpu":
         refuse("generator", generator, "a torch.Generator on the CPU, or None, is needed")
+    if batch is not None:
+        require_batch(batch, finite=True)
     work = copy_to_measure(model)
     before, why_not = (None, "") if batch is None else predicted(model, batch)
     notes = [f"no prediction before: {why_not}"] if why_not else []

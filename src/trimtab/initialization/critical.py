@@ -76,7 +76,8 @@ def critical_(
         What was changed, and the prediction for the batch before and after, beside what is measured.
 
     Raises:
-        PropagationError: If a layer's input is zero or not finite, or an activation passes no gradient.
+        PropagationError: If the batch is empty or not finite, a layer's input is zero or not finite, or an
+            activation passes no gradient.
     """
     require_flag(orthogonal=orthogonal, scale_residual=scale_residual)
     require_at_least(0.0, bias_var=bias_var)

@@ -51,7 +51,7 @@ def lsuv_(
         What was changed, and the prediction for the batch before and after, beside what is measured.
 
     Raises:
-        PropagationError: If a layer's output is not finite.
+        PropagationError: If the batch is empty, or the batch or a layer's output is not finite.
     """
     require_flag(orthogonal=orthogonal)
     require_positive(variance=variance, tolerance=tolerance)

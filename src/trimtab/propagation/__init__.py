@@ -46,6 +46,7 @@ from trimtab.propagation.phase import (
     depth_scales,
     edge_of_chaos,
     length_fixed_points,
+    length_limit,
 )
 from trimtab.propagation.residual import ResidualCourse, fixup_scale, residual_course
 from trimtab.propagation.saturation import saturated_share
@@ -61,6 +62,7 @@ from trimtab.propagation.tolerance import (
     forward_log_variance,
     forward_log_variance_step,
     gradient_log_variance,
+    gradient_log_variances,
 )
 from trimtab.propagation.torch_default import Gain, torch_default_gain
 from trimtab.propagation.trajectory import Trajectory, trajectory
@@ -136,11 +138,13 @@ __all__ = [
     "forward_log_variance",
     "forward_log_variance_step",
     "gradient_log_variance",
+    "gradient_log_variances",
     "jacobian",
     "judge_gain",
     "last_gradient_order",
     "layernorm_rate",
     "length_fixed_points",
+    "length_limit",
     "length_map",
     "length_map_slope",
     "linear_backward",

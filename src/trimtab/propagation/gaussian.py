@@ -40,7 +40,7 @@ def expectation(f: ActivationLike | Callable[[Array], Any], q: Q, mean: float = 
     Raises:
         PropagationError: If q is negative, nan or infinite, or the mean is not finite.
     """
-    require_not_negative("the variance q", q)
+    require_not_negative("the variance q", q, arrays=True)
     require_finite("the mean", mean)
     function: Any = f
     if isinstance(f, Activation | str | nn.Module):
