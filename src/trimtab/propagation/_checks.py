@@ -113,6 +113,17 @@ def require_sequence(name: str, value: Any, what: str) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def require_places(name: str, value: Any) -> None:
+    """Let only sequences of finite numbers pass.
+
+    Args:
+        name: What they are, for the message.
+        value: The sequence.
+    """
+    for number in require_sequence(name, value, "finite numbers"):
+        require_finite(f"a number of {name}", number)
+
+
 def _numbers(name: str, value: Any, needed: str) -> NDArray[np.float64]:
     """Return real numbers as an array; words, lists, tensors, complex numbers and booleans are none."""
     numbers = isinstance(value, (int, float, np.number, np.ndarray)) and not isinstance(value, bool)

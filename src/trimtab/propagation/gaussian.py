@@ -7,7 +7,7 @@ import numpy as np
 from torch import nn
 
 from trimtab.propagation._activation import Activation, Array
-from trimtab.propagation._checks import require_finite, require_not_negative
+from trimtab.propagation._checks import require_finite, require_not_negative, require_places
 from trimtab.propagation.functions import ActivationLike, as_activation
 
 Q = TypeVar("Q", float, Array)
@@ -42,6 +42,7 @@ def expectation(f: ActivationLike | Callable[[Array], Any], q: Q, mean: float = 
     """
     require_not_negative("the variance q", q, arrays=True)
     require_finite("the mean", mean)
+    require_places("kinks", kinks)
     function: Any = f
     if isinstance(f, Activation | str | nn.Module):
         function, kinks = _of_activation(f, kinks)

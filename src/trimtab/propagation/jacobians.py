@@ -163,6 +163,7 @@ def jacobian(
     require_module("model", model)
     require_whole(2, probes=probes)
     require_whole(1, steps=steps)
+    require_whole(0, seed=seed)
     require_batch(batch)
     copy = copy_to_measure(model)
     names = layer_names(copy) if layers is None else require_names("layers", layers, "modules")
