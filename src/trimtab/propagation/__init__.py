@@ -21,7 +21,7 @@ from trimtab.propagation.correlation import (
     slope_covariance,
 )
 from trimtab.propagation.fans import fans, padded_fans
-from trimtab.propagation.figures import phase_diagram
+from trimtab.propagation.figures import collapse_figure, coordinate_figure, depth_figure, phase_diagram
 from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import (
     chi,
@@ -48,6 +48,7 @@ from trimtab.propagation.phase import (
     length_fixed_points,
     length_limit,
 )
+from trimtab.propagation.plain import PlainNet, plain_net
 from trimtab.propagation.residual import ResidualCourse, fixup_scale, residual_course
 from trimtab.propagation.saturation import saturated_share
 from trimtab.propagation.scale_invariance import (
@@ -73,7 +74,7 @@ from trimtab.propagation.transformer import (
     last_gradient_order,
     pre_norm_second_moment,
 )
-from trimtab.propagation.width import CoordinateCheck, SiteScaling, coordinate_check, coordinate_figure
+from trimtab.propagation.width import CoordinateCheck, SiteScaling, coordinate_check
 
 if TYPE_CHECKING:
     from trimtab.initialization import Change as Change
@@ -99,6 +100,7 @@ __all__ = [
     "Initialized",
     "LayerJacobian",
     "NetworkJacobian",
+    "PlainNet",
     "PropagationError",
     "ResidualCourse",
     "SiteScaling",
@@ -113,6 +115,7 @@ __all__ = [
     "batchnorm_rate",
     "chi",
     "chi_c",
+    "collapse_figure",
     "coordinate_check",
     "coordinate_figure",
     "correlation_fixed_points",
@@ -123,6 +126,7 @@ __all__ = [
     "decay_as_schedule",
     "decorrelation_map",
     "deepnorm_update_bound",
+    "depth_figure",
     "depth_scale",
     "depth_scales",
     "edge_of_chaos",
@@ -158,6 +162,7 @@ __all__ = [
     "padded_fans",
     "pair_expectation",
     "phase_diagram",
+    "plain_net",
     "pre_norm_second_moment",
     "residual_course",
     "saturated_share",

@@ -45,10 +45,11 @@ def forward_log_variance_step(
         T of the next layer.
     """
     activation = as_activation(activation)
+    _require_layer(q, weight_var, bias_var)
     require_positive("the width", width)
     require_not_negative("the log variance", log_variance)
-    slope = length_map_slope(activation, q, weight_var, bias_var)
-    return slope**2 * log_variance + _forward_noise(activation, q, weight_var, bias_var) / width
+    slope, noise, _ = _forward(activation, q, weight_var, bias_var)
+    return slope**2 * log_variance + noise / width
 
 
 def forward_log_variance(
@@ -70,12 +71,13 @@ def forward_log_variance(
         One variance for each layer.
     """
     activation = as_activation(activation)
+    _require_layer(q, weight_var, bias_var)
     total, out = 0.0, []
     for width in require_sequence("widths", widths, "widths"):
         require_positive("the width", width)
         out.append(total + 2.0 / width)
-        total = forward_log_variance_step(activation, q, weight_var, bias_var, width, total)
-        q = length_map(activation, q, weight_var, bias_var)
+        slope, noise, q = _forward(activation, q, weight_var, bias_var)
+        total = slope**2 * total + noise / width
     return np.array(out)
 
 
@@ -141,9 +143,7 @@ def gradient_log_variances(
         One variance for each layer, 0 for the last one.
     """
     activation = as_activation(activation)
-    require_positive("q", q)
-    require_positive("weight_var", weight_var)
-    require_not_negative("bias_var", bias_var)
+    _require_layer(q, weight_var, bias_var)
     widths = require_sequence("widths", widths, "widths")
     layers, lengths = [], [0.0]
     for width in widths:
@@ -181,6 +181,12 @@ def band(log_gain: float, log_variance: float, sigmas: float = 3.0) -> tuple[flo
     return centre - reach, centre + reach
 
 
+def _require_layer(q: float, weight_var: float, bias_var: float) -> None:
+    require_positive("q", q)
+    require_not_negative("weight_var", weight_var)
+    require_not_negative("bias_var", bias_var)
+
+
 class _Layer(NamedTuple):
     """What one layer does to the logs of q and of the gradient; variances and covariance are those of width 1."""
 
@@ -196,21 +202,26 @@ class _Layer(NamedTuple):
 def _layer(activation: Activation, q: float, weight_var: float, bias_var: float) -> _Layer:
     value, derivative = activation.value, activation.derivative
     both = expectation(lambda u: (value(u) * derivative(u)) ** 2, q, 0.0, activation.kinks)
-    passed, after = mean_derivative_squared(activation, q), length_map(activation, q, weight_var, bias_var)
+    passed, (slope, forward, after) = (
+        mean_derivative_squared(activation, q),
+        _forward(activation, q, weight_var, bias_var),
+    )
     return _Layer(
         after,
-        length_map_slope(activation, q, weight_var, bias_var),
+        slope,
         _derivative_slope(activation, q),
-        _forward_noise(activation, q, weight_var, bias_var),
+        forward,
         _backward_noise(activation, q),
         weight_var / after * (both / passed - second_moment(activation, q)),
     )
 
 
-def _forward_noise(activation: Activation, q: float, weight_var: float, bias_var: float) -> float:
+@functools.lru_cache(maxsize=256)
+def _forward(activation: Activation, q: float, weight_var: float, bias_var: float) -> tuple[float, float, float]:
+    """Return d log q'/d log q, the variance that a layer of width 1 would add to log q', and q'."""
     after, square = length_map(activation, q, weight_var, bias_var), second_moment(activation, q)
     spread = expectation(lambda u: (activation.value(u) ** 2 - square) ** 2, q, 0.0, activation.kinks)
-    return (weight_var / after) ** 2 * spread
+    return length_map_slope(activation, q, weight_var, bias_var), (weight_var / after) ** 2 * spread, after
 
 
 def _backward_noise(activation: Activation, q: float) -> float:

@@ -71,7 +71,8 @@ def first_steps(model: nn.Module, batch: Any, steps: int, optimizer: torch.optim
     for (quantity, name, step), size in found.items():
         if not size < float("inf"):
             raise PropagationError(
-                f"the {quantity} of {name} at step {step} is {size}; lower lr, which may be too high"
+                f"the {quantity} of {name} at step {step} is {size}; "
+                + ("lower lr, which may be too high" if step else "look at the batch and at the initial weights")
             )
     return found
 

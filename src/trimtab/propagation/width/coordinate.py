@@ -160,9 +160,9 @@ def coordinate_check(
     require_function("make_model", make_model, "make_model(width)")
     require_whole(1, steps=steps, seeds=seeds)
     require_positive(lr=lr)
-    sorted_widths = tuple(sorted(set(require_sequence("widths", widths, "whole numbers"))))
-    for width in sorted_widths:
+    for width in require_sequence("widths", widths, "whole numbers"):
         require_whole(1, **{"a number of widths": width})
+    sorted_widths = tuple(sorted(set(widths)))
     if len(sorted_widths) < 2:
         raise PropagationError(
             f"widths is {list(widths)}; two or more different whole numbers are needed, such as [64, 128, 256]"
