@@ -83,7 +83,7 @@ def test_what_is_no_number_is_refused(name):
         (lambda: propagation.trajectory("tanh", 1.0, 1.5, depth=2.5), "depth is 2.5; a whole number of at least 1"),
         (lambda: propagation.trajectory("relu", 1.0, 1e30, depth=20), "overflows at layer 12"),
         (lambda: propagation.correlation_fixed_points("tanh", 0.4, 1.0, None), "bias_var is None"),
-        (lambda: propagation.gradient_log_variances("tanh", 1.0, 0.0, 0.0, [9]), "weight_var is 0"),
+        (lambda: propagation.gradient_log_variances("tanh", 1.0, 0.0, 0.0, [9]), "a logarithmic slope needs"),
         (lambda: propagation.forward_log_variance("tanh", 1.0, 1.0, 0.0, 100), "widths is 100; a sequence"),
         (lambda: propagation.fans(16), "weight_shape is 16; a sequence"),
     ],

@@ -220,8 +220,11 @@ def _layer(activation: Activation, q: float, weight_var: float, bias_var: float)
 def _forward(activation: Activation, q: float, weight_var: float, bias_var: float) -> tuple[float, float, float]:
     """Return d log q'/d log q, the variance that a layer of width 1 would add to log q', and q'."""
     after, square = length_map(activation, q, weight_var, bias_var), second_moment(activation, q)
-    spread = expectation(lambda u: (activation.value(u) ** 2 - square) ** 2, q, 0.0, activation.kinks)
-    return length_map_slope(activation, q, weight_var, bias_var), (weight_var / after) ** 2 * spread, after
+    slope = length_map_slope(activation, q, weight_var, bias_var)
+    if not square > 0.0:  # nothing but the bias is left
+        return slope, 0.0, after
+    spread = expectation(lambda u: (activation.value(u) ** 2 / square - 1.0) ** 2, q, 0.0, activation.kinks)
+    return slope, (weight_var * square / after) ** 2 * spread, after
 
 
 def _backward_noise(activation: Activation, q: float) -> float:

@@ -12,7 +12,7 @@ from trimtab.propagation.plain import PlainNet
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST = 300.0  # decades of a gradient, that a float holds
+_MOST = 200.0  # decades; an axis needs room beyond them in a float
 
 
 def depth_figure(net: PlainNet, path: str | Path | None = None) -> "Figure":
@@ -32,8 +32,9 @@ def depth_figure(net: PlainNet, path: str | Path | None = None) -> "Figure":
     signal, likeness, gradient = figure.subplots(1, 3)
     layers = np.arange(1, net.depth + 1)
     style = {"linewidth": 1.8} if net.depth > 1 else {"linewidth": 0.0, "marker": "o"}
-    signal.fill_between(layers, net.q_low, net.q_high, color=BLUE, alpha=0.16, linewidth=0)
-    signal.plot(layers, net.course.q, color=BLUE, **style)
+    low, middle, high = np.clip([net.q_low, net.course.q, net.q_high], 10.0**-_MOST, 10.0**_MOST)
+    signal.fill_between(layers, low, high, color=BLUE, alpha=0.16, linewidth=0)
+    signal.plot(layers, middle, color=BLUE, **style)
     if net.scales is not None:
         signal.axhline(net.scales.q, color=GREY, linestyle="--", linewidth=0.9)
         likeness.axhline(net.scales.c, color=GREY, linestyle="--", linewidth=0.9)
