@@ -91,3 +91,20 @@ def test_what_is_no_number_is_refused(name):
 def test_messages(call, words):
     with pytest.raises(PropagationError, match=words):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: propagation.expectation(None, 1.0), "activation is None"),
+        (lambda: propagation.expectation("tanh", 1.0, kinks="x"), "kinks is 'x'"),
+        (lambda: propagation.expectation("tanh", 1.0, kinks=[math.nan]), "a number of kinks is nan"),
+        (lambda: propagation.expectation("tanh", -1.0), "variance q is -1"),
+        (lambda: propagation.expectation("tanh", 1.0, mean=None), "the mean is None"),
+        (lambda: propagation.pair_expectation("tanh", 1.0, 1.0, 0.5), "f is 'tanh'; a function of two arrays"),
+        (lambda: propagation.pair_expectation(np.multiply, 1.0, 1.0, 3.0), "d = 1 - c is 3"),
+    ],
+)
+def test_expectations(call, words):
+    with pytest.raises(PropagationError, match=words):
+        call()
