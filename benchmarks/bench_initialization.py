@@ -1,6 +1,6 @@
 """First over last squared gradient of 30-layer nets after `critical_` and `lsuv_`, and a 100-layer ReLU net on digits.
 
-Run: python benchmarks/bench_initialization.py (about three minutes). The tables of docs/initialization.md.
+Run: python benchmarks/bench_initialization.py (about five minutes of one core). The tables of docs/initialization.md.
 """
 
 import math
