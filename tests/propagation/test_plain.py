@@ -175,10 +175,10 @@ def test_the_table():
 @pytest.mark.parametrize(
     ("name", "weight_var", "bias_var", "depth"),
     [
-        ("silu", 3.0, 0.1, 50),
+        ("silu", 3.0, 0.1, 20),
         ("relu", 2.0, 0.0, 100),
         ("gelu", 2.0, 0.0, 60),
-        ("tanh", 4.0, 0.05, 150),
+        ("tanh", 4.0, 0.05, 70),
         ("hard_tanh", 1.2, 0.3, 1),
     ],
 )
