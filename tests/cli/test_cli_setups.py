@@ -234,6 +234,62 @@ def test_predict_shows_the_users_own_error_whole(setups):
     assert ended.err.splitlines()[-1].startswith("ArithmeticError: in my loss")
 
 
+PLAIN = ("predict", "--activation", "tanh", "--weight-var", "1.5", "--bias-var", "0.05", "--depth", "50")
+
+
+def test_predict_a_plain_net(shell):
+    ended = shell.trimtab(*PLAIN)
+    assert (ended.status, ended.err) == (0, "")
+    assert "ordered: gradients vanish, inputs grow alike" in ended.out
+    assert "critical weight variance, 1.17 × this" in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 80
+    ended = shell.trimtab(*PLAIN, "--format", "json", "--width", "100", "--figure", "depth.png")
+    assert (ended.status, ended.err) == (0, "")
+    found = json.loads(ended.out)
+    assert found["phase"] == "ordered"
+    assert found["depth_scales"]["xi_c"] == pytest.approx(15.790994, rel=1e-6)
+    assert found["edge_of_chaos"]["weight_var"] == pytest.approx(1.7609546, rel=1e-6)
+    assert [layer["layer"] for layer in found["layers"]] == list(range(1, 51))
+    assert (shell.folder / "depth.png").read_bytes().startswith(b"\x89PNG")
+    ended = shell.trimtab("predict", "--activation", "relu", "--depth", "3", "--output", "t.txt")  # at the edge
+    assert (ended.status, ended.out, ended.err) == (0, "", "")
+    assert "edge of chaos: gradients keep their size" in (shell.folder / "t.txt").read_text(encoding="utf-8")
+
+
+def test_predict_without_unicode(shell):
+    ended = shell.trimtab(*PLAIN, real=True, env={"PYTHONIOENCODING": "ascii"})
+    assert ended.status == 0
+    assert ended.out.isascii()
+    assert "\\" not in ended.out
+    assert "xi_c = 15.8 layers" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", ["give FILE.py:FACTORY or --activation NAME"]),
+        ("--depth 3", ["--activation NAME beside --depth"]),
+        ("setups.py:make --activation tanh", ["FILE.py:FACTORY and --activation exclude each other"]),
+        ("setups.py:make --weight-var 2", ["FILE.py:FACTORY and --weight-var exclude each other"]),
+        ("setups.py:make --input-c 0", ["FILE.py:FACTORY and --input-c exclude each other"]),
+        ("--activation tanh --seed 0", ["--activation and --seed exclude each other"]),
+        ("--activation swish --weight-var 2", ["no activation is called 'swish'", "silu"]),
+        ("--activation softplus", ["softplus has no edge of chaos", "--weight-var"]),
+        ("--activation tanh --weight-var -1", ["weight_var is -1.0"]),
+        ("--activation tanh --weight-var nan", ["weight_var is nan"]),
+        ("--activation tanh --bias-var -1", ["bias_var is -1.0"]),
+        ("--activation tanh --depth 0", ["--depth"]),
+        ("--activation tanh --width 1", ["--width"]),
+        ("--activation tanh --input-c 2", ["input_c is 2.0"]),
+        ("--activation hardshrink --weight-var 1", ["jumps"]),
+        ("--activation relu --weight-var 1e30", ["overflows"]),
+        ("--activation tanh --depth 3 --figure no/such/depth.png", ["cannot write"]),
+    ],
+)
+def test_what_is_no_plain_net_gets_one_line(setups, arguments, words):
+    one_line(setups.trimtab("predict", *arguments.split()), *words)
+
+
 # ---------------------------------------------------------------------------------------------------------- records
 
 

@@ -150,6 +150,10 @@ def test_functions_that_work_in_place_and_early_softplus():
         (lambda x: (x > 0).double(), "cannot differentiate"),
         (torch.log, "not finite"),
         (lambda x: torch.tanh(x.float()).double(), "float64"),
+        (lambda x: x * 1j, "complex numbers"),
+        (nn.PReLU(device="meta"), "without values"),
+        (nn.LazyLinear(3), "without values"),
+        (nn.ReLU, "into ReLU"),
         (3.0, "float"),
         (None, "NoneType"),
     ],
@@ -157,6 +161,21 @@ def test_functions_that_work_in_place_and_early_softplus():
 def test_what_is_no_activation_is_refused(wrong, why):
     with pytest.raises(PropagationError, match=why):
         second_moment(wrong, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "why"),
+    [
+        (["relu"], {}, "no activation is called"),
+        (None, {}, "no activation is called None"),
+        ("leaky_relu", {"negative_slope": float("nan")}, "negative_slope = nan"),
+        ("leaky_relu", {"negative_slope": "x"}, "cannot be made"),
+        ("relu", {"slope": 1.0}, "cannot be made"),
+    ],
+)
+def test_an_activation_that_cannot_be_made_is_refused(name, parameters, why):
+    with pytest.raises(UnknownActivationError, match=why):
+        activation(name, **parameters)
 
 
 def test_an_unknown_name_is_refused():

@@ -191,6 +191,11 @@ def test_what_cannot_be_measured_is_told():
         jacobian(nn.Linear(3, 3), torch.full((2, 3), torch.nan))
     with pytest.raises(PropagationError, match="without values"):
         jacobian(nn.LazyLinear(3), torch.randn(2, 3))
+    for empty, words in ((None, "batch is None"), ((), r"batch is \(\)"), (torch.ones(0, 3), "no example")):
+        with pytest.raises(PropagationError, match=words):
+            jacobian(nn.Linear(3, 3), empty)
+    with pytest.raises(NormalizationError, match="seed is 'x'"):
+        jacobian(nn.Linear(3, 3), torch.randn(2, 3), seed="x")
     with pytest.raises(NormalizationError, match="probes is 1"):
         jacobian(nn.Linear(3, 3), torch.randn(2, 3), probes=1)
     with pytest.raises(NormalizationError, match="model is a function"):

@@ -129,7 +129,7 @@ def test_homogeneous_nets_scale_with_their_input(name, q, scale):
         (lambda: trajectory("tanh", -1.0, 1.0, depth=3), "q is -1"),
         (lambda: trajectory("tanh", 1.0, [1.0, math.nan], depth=3), "weight_var is"),
         (lambda: trajectory("tanh", 1.0, [1.0], depth=3), "depth - 1 = 2 numbers"),
-        (lambda: trajectory("tanh", 1.0, 1.0, [[0.0, 0.0]], depth=3), "bias_var has shape"),
+        (lambda: trajectory("tanh", 1.0, 1.0, [[0.0, 0.0]], depth=3), "a number of bias_var is"),
         (lambda: trajectory("tanh", 1.0, 1.0, depth=0), "depth is 0"),
         (lambda: trajectory("tanh", 1.0, 1.0, depth=2, c=2.0), "correlation c is 2"),
     ],

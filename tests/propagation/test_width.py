@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from trimtab.errors import NormalizationError
+from trimtab.errors import NormalizationError, TrimtabError
 from trimtab.propagation import PropagationError, coordinate_check, coordinate_figure
 
 WIDTHS = (64, 128, 256, 512)
@@ -147,6 +147,41 @@ def test_bad_input_is_told():
         coordinate_check(lambda n: nn.Linear(16, n), [8, 16], pair, lr=0.1)
     with pytest.raises(NormalizationError, match="lr is 0"):
         coordinate_check(standard, [8, 16], pair, lr=0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"widths": "ab"}, "widths is 'ab'; a sequence"),
+        ({"widths": 8}, "widths is 8; a sequence"),
+        ({"widths": [8.5, 16]}, "a number of widths is 8.5"),
+        ({"widths": [None, 16]}, "a number of widths is None"),
+        ({"loss": "mse"}, "loss is 'mse'; a function"),
+        ({"loss": lambda net, pair: net(pair[0])}, "loss gives a Tensor of shape .* one number"),
+        ({"loss": lambda net, pair: 0.5}, "loss gives 0.5"),
+        ({"optimizer": lambda net, lr: None}, "optimizer.* gives None"),
+        ({"make_model": lambda n: standard(n).requires_grad_(False)}, "without a parameter that trains"),
+        ({"make_model": lambda n: nn.ReLU()}, "without a parameter that trains"),
+        ({"make_model": lambda n: standard(n).to("meta")}, "without values"),
+        ({"make_model": lambda n: nn.LazyLinear(n)}, "without values"),
+        ({"batch": (torch.full((4, 16), torch.nan), torch.zeros(4, 4))}, "step 0 is nan; look at the batch"),
+    ],
+)
+def test_what_cannot_be_checked_is_told(change, why):
+    given = {"make_model": standard, "widths": [8, 16], "batch": batch(), "lr": 0.1} | change
+    with pytest.raises(TrimtabError, match=why):
+        coordinate_check(**given)
+
+
+def test_a_frozen_layer_has_no_update():
+    def make(n):
+        net = standard(n)
+        next(net.parameters()).requires_grad_(False)
+        return net
+
+    check = coordinate_check(make, [8, 16], batch(), lr=0.1, steps=1)
+    frozen = next(site for site in check.shown if site.quantity == "update")
+    assert math.isnan(frozen.slope)
 
 
 def test_matplotlib_is_loaded_for_the_figure_only():

@@ -1,4 +1,11 @@
-"""Mean-field maths: what a layer should do to the second moments of its signal and its gradient."""
+"""Mean-field maths: what a layer should do to the second moments of its signal and its gradient.
+
+The initializers live in a room above, `trimtab.initialization`, because they use `trimtab.predict`; they are loaded from
+there when they are first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from trimtab.propagation._activation import Activation
 from trimtab.propagation._checks import PropagationError
@@ -14,7 +21,7 @@ from trimtab.propagation.correlation import (
     slope_covariance,
 )
 from trimtab.propagation.fans import fans, padded_fans
-from trimtab.propagation.figures import phase_diagram
+from trimtab.propagation.figures import collapse_figure, coordinate_figure, depth_figure, phase_diagram
 from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import (
     chi,
@@ -26,7 +33,6 @@ from trimtab.propagation.gains import (
 )
 from trimtab.propagation.gaussian import expectation
 from trimtab.propagation.initial_gains import GainReport, backward_gain, forward_gain, judge_gain, nf_gain, torch_gain
-from trimtab.propagation.initialization import Change, Initialized, LayerMoments, critical_, lsuv_
 from trimtab.propagation.jacobians import LayerJacobian, NetworkJacobian, Spectrum, jacobian
 from trimtab.propagation.layers import linear_backward, linear_backward_gain, linear_forward, linear_forward_gain
 from trimtab.propagation.loss import softmax_loss_at_init
@@ -40,7 +46,9 @@ from trimtab.propagation.phase import (
     depth_scales,
     edge_of_chaos,
     length_fixed_points,
+    length_limit,
 )
+from trimtab.propagation.plain import PlainNet, plain_net
 from trimtab.propagation.residual import ResidualCourse, fixup_scale, residual_course
 from trimtab.propagation.saturation import saturated_share, silent_share
 from trimtab.propagation.scale_invariance import (
@@ -55,6 +63,7 @@ from trimtab.propagation.tolerance import (
     forward_log_variance,
     forward_log_variance_step,
     gradient_log_variance,
+    gradient_log_variances,
 )
 from trimtab.propagation.torch_default import Gain, torch_default_gain
 from trimtab.propagation.trajectory import Trajectory, trajectory
@@ -65,7 +74,16 @@ from trimtab.propagation.transformer import (
     last_gradient_order,
     pre_norm_second_moment,
 )
-from trimtab.propagation.width import CoordinateCheck, SiteScaling, coordinate_check, coordinate_figure
+from trimtab.propagation.width import CoordinateCheck, SiteScaling, coordinate_check
+
+if TYPE_CHECKING:
+    from trimtab.initialization import Change as Change
+    from trimtab.initialization import Initialized as Initialized
+    from trimtab.initialization import critical_ as critical_
+    from trimtab.initialization import lsuv_ as lsuv_
+
+_ABOVE = frozenset({"Change", "Initialized", "critical_", "lsuv_"})
+"""Public names that live in `trimtab.initialization`."""
 
 __all__ = [
     "ACTIVATION_NAMES",
@@ -81,8 +99,8 @@ __all__ = [
     "GainReport",
     "Initialized",
     "LayerJacobian",
-    "LayerMoments",
     "NetworkJacobian",
+    "PlainNet",
     "PropagationError",
     "ResidualCourse",
     "SiteScaling",
@@ -97,6 +115,7 @@ __all__ = [
     "batchnorm_rate",
     "chi",
     "chi_c",
+    "collapse_figure",
     "coordinate_check",
     "coordinate_figure",
     "correlation_fixed_points",
@@ -107,6 +126,7 @@ __all__ = [
     "decay_as_schedule",
     "decorrelation_map",
     "deepnorm_update_bound",
+    "depth_figure",
     "depth_scale",
     "depth_scales",
     "edge_of_chaos",
@@ -122,11 +142,13 @@ __all__ = [
     "forward_log_variance",
     "forward_log_variance_step",
     "gradient_log_variance",
+    "gradient_log_variances",
     "jacobian",
     "judge_gain",
     "last_gradient_order",
     "layernorm_rate",
     "length_fixed_points",
+    "length_limit",
     "length_map",
     "length_map_slope",
     "linear_backward",
@@ -140,6 +162,7 @@ __all__ = [
     "padded_fans",
     "pair_expectation",
     "phase_diagram",
+    "plain_net",
     "pre_norm_second_moment",
     "residual_course",
     "saturated_share",
@@ -151,3 +174,14 @@ __all__ = [
     "torch_gain",
     "trajectory",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ABOVE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module("trimtab.initialization"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

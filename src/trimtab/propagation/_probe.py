@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 
+from trimtab.norms._arguments import shown
 from trimtab.norms._kinds import BATCH_KINDS, CONVOLUTIONS, TRANSPOSED, kind_of
 from trimtab.norms._passes import copy_of, feed, own, tensors, told_what_was_given, undisturbed
 from trimtab.propagation._checks import PropagationError
@@ -38,6 +40,30 @@ def copy_to_measure(model: nn.Module) -> nn.Module:
     for module, training in modes:
         module.training = training
     return copy
+
+
+def require_batch(batch: Any, finite: bool = False) -> None:
+    """Let only batches pass that have something in them.
+
+    Args:
+        batch: As for `run`.
+        finite: Whether every number must be finite.
+
+    Raises:
+        PropagationError: If it is empty, has no values, or numbers that are not finite.
+    """
+    needed = "a tensor (N, ...), a tuple or list whose first element is the input, or a mapping of keyword arguments is needed"
+    if batch is None or (isinstance(batch, (tuple, list, Mapping)) and not len(batch)):
+        raise PropagationError(f"batch is {shown(batch)}; {needed}")
+    given = dict(batch) if isinstance(batch, Mapping) else batch[0] if isinstance(batch, (tuple, list)) else batch
+    found = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+    if found and not any(tensor.numel() for tensor in found):
+        raise PropagationError(f"batch holds no example, only {shown(found[0])}; {needed}")
+    for tensor in found:
+        if tensor.is_meta:
+            raise PropagationError(f"batch holds {shown(tensor)} on the meta device, without values; values are needed")
+        if finite and bool((tensor.isnan() | (tensor == torch.inf)).any()):  # -inf is what masks are made of
+            raise PropagationError(f"batch holds {shown(tensor)} that is not finite everywhere; look at the data first")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The activations that trimtab knows, by name."""
 
+import math
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -62,9 +63,12 @@ def activation(name: str, **parameters: Any) -> Activation:
     Raises:
         UnknownActivationError: If the name is not known, or the activation does not take the parameters.
     """
-    builder = _BUILDERS.get(name)
+    builder = _BUILDERS.get(name) if isinstance(name, str) else None
     if builder is None:
         raise UnknownActivationError(f"no activation is called {name!r}; known are {', '.join(ACTIVATION_NAMES)}")
+    for parameter, value in parameters.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UnknownActivationError(f"{name} cannot be made with {parameter} = {value}; a finite number is needed")
     try:
         return builder(**parameters)
     except (TypeError, ValueError) as error:

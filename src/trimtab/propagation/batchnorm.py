@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from trimtab.propagation._activation import Activation, Array
-from trimtab.propagation._checks import PropagationError, require_finite, require_positive
+from trimtab.propagation._checks import PropagationError, require_finite, require_positive, require_whole
 from trimtab.propagation._closed import ClosedForms
 from trimtab.propagation._sphere import pair_nodes, single_nodes
 from trimtab.propagation.functions import ActivationLike, as_activation
@@ -46,9 +46,10 @@ def batchnorm_rate(activation: ActivationLike, gamma: float = 1.0, beta: float =
     require_finite("gamma", gamma)
     require_finite("beta", beta)
     require_positive("gamma^2", gamma**2)
-    if math.isinf(batch) and batch > 0:
+    if isinstance(batch, float) and batch == math.inf:
         return _large_batch(phi, gamma, beta)
-    if not batch >= SMALLEST or batch != int(batch):
+    require_positive("batch", batch)
+    if batch < SMALLEST or batch != int(batch):
         raise PropagationError(f"batch is {batch}; a whole number from {SMALLEST} up, or inf, is needed")
     return _finite_batch(phi, gamma, beta, int(batch))
 
@@ -79,8 +80,8 @@ def layernorm_rate(
     phi = as_activation(activation)
     require_finite("gamma", gamma)
     require_positive("gamma^2", gamma**2)
-    if not width >= 2:
-        raise PropagationError(f"width is {width}; 2 or more features are needed")
+    if not (isinstance(width, float) and width == math.inf):
+        require_whole("width", width, least=2)
     passed = expectation(lambda u: phi.value(u) ** 2, gamma**2, beta, phi.kinks)
     if not passed > np.finfo(np.float64).tiny:
         raise PropagationError(f"{phi.name} passes no signal at gamma = {gamma}, beta = {beta}: no rate is defined")

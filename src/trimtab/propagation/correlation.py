@@ -8,11 +8,10 @@ live that forget, c has lost the digits that say how fast.
 import math
 from dataclasses import dataclass
 
-import numpy as np
 from scipy.optimize import brentq
 
 from trimtab.propagation._activation import Activation
-from trimtab.propagation._checks import PropagationError, require_not_negative, require_positive
+from trimtab.propagation._checks import PropagationError, require_between, require_not_negative, require_positive
 from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import chi, length_map
 from trimtab.propagation.pairs import pair_expectation
@@ -114,8 +113,7 @@ def decorrelation_map(
         PropagationError: If d is outside [0, 2], or no signal is left (q' = 0).
     """
     phi = as_activation(activation)
-    if not 0.0 <= d <= 2.0:
-        raise PropagationError(f"d = 1 - c is {d}; a number from 0 (c = 1) to 2 (c = -1) is needed")
+    require_between("d = 1 - c", d, 0.0, 2.0)
     require_not_negative("weight_var", weight_var)
     require_not_negative("bias_var", bias_var)
     after = length_map(phi, q, weight_var, bias_var)
@@ -165,6 +163,7 @@ def correlation_fixed_points(
     """
     phi = as_activation(activation)
     require_positive("q", q)
+    require_not_negative("bias_var", bias_var)
 
     def excess(log_d: float) -> float:
         d = min(math.exp(log_d), 1.0)
@@ -186,11 +185,10 @@ def _spread(phi: Activation, q: float, d: float) -> float:
 
 
 def _require_correlation(c: float) -> None:
-    if not -1.0 <= c <= 1.0:
-        raise PropagationError(f"the correlation c is {c}; a number from -1 to 1 is needed")
+    require_between("the correlation c", c, -1.0, 1.0)
 
 
 def _require_pair(q_a: float, q_b: float, c: float) -> None:
-    require_not_negative("the variance q_a", np.float64(q_a))
-    require_not_negative("the variance q_b", np.float64(q_b))
+    require_not_negative("the variance q_a", q_a)
+    require_not_negative("the variance q_b", q_b)
     _require_correlation(c)

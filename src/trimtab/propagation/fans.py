@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trimtab.propagation._checks import PropagationError
+from trimtab.propagation._checks import PropagationError, require_sequence, require_whole
 
 
 def fans(
@@ -31,7 +31,8 @@ def fans(
     Raises:
         PropagationError: If the shape, stride and groups cannot belong to one layer.
     """
-    kernel = tuple(weight_shape[2:])
+    weight_shape = _sizes("weight_shape", weight_shape)
+    kernel = weight_shape[2:]
     strides = _per_dimension("stride", stride, len(kernel))
     first, second = _channels(weight_shape, groups)
     taps = math.prod(kernel)
@@ -66,8 +67,9 @@ def padded_fans(
     Raises:
         PropagationError: If the numbers cannot belong to one layer, or the kernel does not fit on the padded input.
     """
-    kernel = tuple(weight_shape[2:])
-    sizes = _per_dimension("input_size", tuple(input_size), len(kernel))
+    weight_shape = _sizes("weight_shape", weight_shape)
+    kernel = weight_shape[2:]
+    sizes = _per_dimension("input_size", _sizes("input_size", input_size), len(kernel))
     strides = _per_dimension("stride", stride, len(kernel))
     paddings = _per_dimension("padding", padding, len(kernel), least=0)
     dilations = _per_dimension("dilation", dilation, len(kernel))
@@ -83,23 +85,32 @@ def padded_fans(
     return second * products / outputs, first * products / math.prod(sizes)
 
 
-def _channels(weight_shape: Sequence[int], groups: int) -> tuple[float, int]:
+def _channels(weight_shape: tuple[int, ...], groups: int) -> tuple[float, int]:
     """Return the channels of the first axis in one group, and the channels of the second axis.
 
     Raises:
         PropagationError: If the shape has no fans or the groups do not divide it.
     """
-    if len(weight_shape) < 2 or min(weight_shape) < 1:
-        raise PropagationError(f"a weight of shape {tuple(weight_shape)} has no fans; two axes or more are needed")
-    if groups < 1 or weight_shape[0] % groups:
+    if len(weight_shape) < 2:
+        raise PropagationError(f"a weight of shape {weight_shape} has no fans; two axes or more are needed")
+    require_whole("groups", groups)
+    if weight_shape[0] % groups:
         raise PropagationError(f"{groups} groups do not divide {weight_shape[0]} channels")
     return weight_shape[0] / groups, weight_shape[1]
 
 
 def _per_dimension(name: str, value: int | Sequence[int], dimensions: int, least: int = 1) -> tuple[int, ...]:
-    values = (value,) * dimensions if isinstance(value, int) else tuple(value)
+    if isinstance(value, int):
+        require_whole(name, value, least)
+        return (value,) * dimensions
+    values = _sizes(name, value, least)
     if len(values) != dimensions:
         raise PropagationError(f"{name} {values} has {len(values)} numbers; the kernel has {dimensions} dimensions")
-    if any(v < least for v in values):
-        raise PropagationError(f"{name} {values} must be {least} or more in each dimension")
     return values
+
+
+def _sizes(name: str, value: Sequence[int], least: int = 1) -> tuple[int, ...]:
+    sizes = require_sequence(name, value, "whole numbers")
+    for size in sizes:
+        require_whole(f"a number of {name}", size, least)
+    return sizes

@@ -116,6 +116,8 @@ def _named(name: str) -> Activation:
 
 def _known(activation: Any) -> Activation | None:
     if isinstance(activation, nn.Module):
+        if any(nn.parameter.is_lazy(p) or p.is_meta for p in activation.parameters()):
+            raise PropagationError(f"{type(activation).__name__} has parameters without values; give it some first")
         if type(activation) is nn.PReLU and activation.num_parameters == 1:
             return by_name("prelu", negative_slope=float(activation.weight.detach()))
         if type(activation) is nn.Softplus and activation.threshold < 20.0:  # a jump that counts
@@ -186,6 +188,8 @@ def _require_elementwise(name: str, function: Callable[[Tensor], Tensor]) -> Non
 def _differentiable(name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     with torch.enable_grad():
         y = function(x.clone().requires_grad_(True).clone())
+    if isinstance(y, Tensor) and y.is_complex():
+        raise PropagationError(f"{name} gives complex numbers; {_WANTED}")
     if not (isinstance(y, Tensor) and y.shape == x.shape):
         shape = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
         raise PropagationError(f"{name} turns a tensor of shape (5, 6) into {shape}; {_WANTED}")

@@ -45,7 +45,7 @@ def second_moment(activation: ActivationLike, q: Q, mean: float = 0.0) -> Q:
     """
     phi = as_activation(activation)
     if phi.closed is not None and mean == 0.0:
-        require_not_negative("the variance q", q)
+        require_not_negative("the variance q", q, arrays=True)
         return _like(q, phi.closed.covariance(q, q, 1.0))
     return expectation(lambda u: phi.value(u) ** 2, q, mean, phi.kinks)
 
@@ -65,7 +65,7 @@ def mean_derivative_squared(activation: ActivationLike, q: Q, mean: float = 0.0)
     """
     phi = as_activation(activation)
     if phi.closed is not None and mean == 0.0:
-        require_not_negative("the variance q", q)
+        require_not_negative("the variance q", q, arrays=True)
         return _like(q, phi.closed.slope_covariance(q, q, 1.0))
     return expectation(lambda u: phi.derivative(u) ** 2, q, mean, phi.kinks)
 

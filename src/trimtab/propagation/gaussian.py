@@ -7,7 +7,7 @@ import numpy as np
 from torch import nn
 
 from trimtab.propagation._activation import Activation, Array
-from trimtab.propagation._checks import require_finite, require_not_negative
+from trimtab.propagation._checks import require_finite, require_not_negative, require_places
 from trimtab.propagation.functions import ActivationLike, as_activation
 
 Q = TypeVar("Q", float, Array)
@@ -40,8 +40,9 @@ def expectation(f: ActivationLike | Callable[[Array], Any], q: Q, mean: float = 
     Raises:
         PropagationError: If q is negative, nan or infinite, or the mean is not finite.
     """
-    require_not_negative("the variance q", q)
+    require_not_negative("the variance q", q, arrays=True)
     require_finite("the mean", mean)
+    require_places("kinks", kinks)
     function: Any = f
     if isinstance(f, Activation | str | nn.Module):
         function, kinks = _of_activation(f, kinks)

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from trimtab.propagation._activation import Activation
-from trimtab.propagation._checks import PropagationError, require_positive
+from trimtab.propagation._checks import PropagationError, require_not_negative, require_positive
 from trimtab.propagation.correlation import FixedPoint
 from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import chi, first_moment, length_map, mean_derivative_squared, second_moment
 from trimtab.propagation.gaussian import expectation
-from trimtab.propagation.phase import length_fixed_points
+from trimtab.propagation.phase import length_fixed_points, length_limit
 
 
 def forward_gain(activation: ActivationLike, q: float = 1.0) -> float:
@@ -50,10 +50,10 @@ def backward_gain(activation: ActivationLike, q: float = 1.0) -> float:
         The gain.
 
     Raises:
-        PropagationError: If q is not positive, or phi passes no gradient.
+        PropagationError: If q is negative, or phi passes no gradient.
     """
     phi = as_activation(activation)
-    require_positive("q", q)
+    require_not_negative("q", q)
     return 1.0 / math.sqrt(_positive(phi, "gradient", q, mean_derivative_squared(phi, q)))
 
 
@@ -124,12 +124,17 @@ def judge_gain(activation: ActivationLike, gain: float | None = None) -> GainRep
             raise PropagationError(f"torch.nn.init.calculate_gain has no gain for {phi.name}; name one as gain")
     require_positive("gain", gain)
     weight_var = gain**2
-    after = length_map(phi, 1.0, weight_var)
     points = tuple(point for point in length_fixed_points(phi, weight_var) if point.value > 0.0)
-    limit = _limit(after, points)
+    limit = length_limit(phi, 1.0, weight_var)
     passed = chi(phi, limit, weight_var) if 0.0 < limit < math.inf else None
     return GainReport(
-        gain, after, chi(phi, 1.0, weight_var), points, limit, passed, passed is not None and abs(passed - 1.0) < 1e-9
+        gain,
+        length_map(phi, 1.0, weight_var),
+        chi(phi, 1.0, weight_var),
+        points,
+        limit,
+        passed,
+        passed is not None and abs(passed - 1.0) < 1e-9,
     )
 
 
@@ -151,15 +156,6 @@ def torch_gain(activation: ActivationLike) -> float | None:
     if phi.name in {"sigmoid", "tanh", "relu", "selu"}:
         return float(torch.nn.init.calculate_gain(phi.name))  # type: ignore[arg-type]
     return None
-
-
-def _limit(after: float, points: tuple[FixedPoint, ...]) -> float:
-    """Return where q goes from 1: up or down to the next fixed point, since the map grows with q."""
-    if abs(after - 1.0) < 1e-12:
-        return 1.0
-    if after > 1.0:
-        return min((point.value for point in points if point.value > 1.0), default=math.inf)
-    return max((point.value for point in points if point.value < 1.0), default=0.0)
 
 
 def _positive(phi: Activation, what: str, q: float, value: float) -> float:

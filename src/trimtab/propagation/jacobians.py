@@ -15,7 +15,7 @@ from trimtab.propagation._jacobian_products import (
     growth,
     spectrum,
 )
-from trimtab.propagation._probe import copy_to_measure, layer_names, measuring
+from trimtab.propagation._probe import copy_to_measure, layer_names, measuring, require_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +157,14 @@ def jacobian(
         The table.
 
     Raises:
-        PropagationError: If the model has no such layer, the batch does not reach one, or a value is not finite.
+        PropagationError: If the batch is empty, the model has no such layer, the batch does not reach one, or a value is not
+            finite.
     """
     require_module("model", model)
     require_whole(2, probes=probes)
     require_whole(1, steps=steps)
+    require_whole(0, seed=seed)
+    require_batch(batch)
     copy = copy_to_measure(model)
     names = layer_names(copy) if layers is None else require_names("layers", layers, "modules")
     known = dict(copy.named_modules())

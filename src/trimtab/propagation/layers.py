@@ -1,6 +1,6 @@
 """What one linear layer does to second moments, from the weights it has: whatever the scheme, trained or not."""
 
-from trimtab.propagation._checks import require_not_negative
+from trimtab.propagation._checks import require_finite, require_not_negative
 
 
 def linear_forward_gain(fan_in: float, weight_second_moment: float) -> float:
@@ -60,6 +60,8 @@ def linear_forward(
         The second moment of the outputs.
     """
     require_not_negative("the second moment of the input", input_second_moment)
+    require_finite("the mean of the input", input_mean)
+    require_finite("the mean of the weights", weight_mean)
     require_not_negative("the second moment of the bias", bias_second_moment)
     scattered = linear_forward_gain(fan_in, weight_second_moment) * input_second_moment
     aligned = fan_in * max(fan_in - 1.0, 0.0) * (weight_mean * input_mean) ** 2

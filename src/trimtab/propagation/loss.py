@@ -2,7 +2,7 @@
 
 import math
 
-from trimtab.propagation._checks import PropagationError, require_not_negative
+from trimtab.propagation._checks import require_not_negative, require_whole
 
 
 def softmax_loss_at_init(classes: int, logit_variance: float) -> float:
@@ -21,7 +21,6 @@ def softmax_loss_at_init(classes: int, logit_variance: float) -> float:
     Raises:
         PropagationError: If there are fewer than two classes, or the variance is negative or not finite.
     """
-    if classes < 2:
-        raise PropagationError(f"{classes} classes leave nothing to tell apart; two or more are needed")
+    require_whole("classes", classes, least=2)
     require_not_negative("the variance of the logits", logit_variance)
     return math.log(classes) + 0.5 * logit_variance * (1.0 - 1.0 / classes)

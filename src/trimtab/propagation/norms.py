@@ -2,7 +2,7 @@
 
 import math
 
-from trimtab.propagation._checks import PropagationError, require_not_negative
+from trimtab.propagation._checks import PropagationError, require_not_negative, require_positive
 
 
 def norm_backward_gain(
@@ -35,7 +35,9 @@ def norm_backward_gain(
     if not spread > 0.0:
         raise PropagationError("variance and eps are both zero: the normalisation divides by zero")
     lost = 2 if centred else 1
-    if not group >= lost:
+    if not (isinstance(group, float) and group == math.inf):
+        require_positive("group", group)
+    if group < lost:
         raise PropagationError(f"a group of {group} values cannot be normalised; {lost} or more are needed")
     kept = 1.0 - (lost - (eps / spread) ** 2) / group
     return gamma_squared / spread * kept

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from trimtab.norms._arguments import shown
 from trimtab.propagation._activation import Array
-from trimtab.propagation._checks import PropagationError, require_not_negative
+from trimtab.propagation._checks import PropagationError, require_between, require_not_negative, require_places
 from trimtab.propagation.gaussian import expectation
 
 REACH = 9.0  # standard deviations; P(|z| > 9) = 2e-19
@@ -40,8 +41,10 @@ def pair_expectation(f: Pair, q_a: float, q_b: float, d: float, kinks: Sequence[
     """
     require_not_negative("the variance q_a", q_a)
     require_not_negative("the variance q_b", q_b)
-    if not 0.0 <= d <= 2.0:
-        raise PropagationError(f"d = 1 - c is {d}; a number from 0 (c = 1) to 2 (c = -1) is needed")
+    if not callable(f):
+        raise PropagationError(f"f is {shown(f)}; a function of two arrays is needed")
+    require_places("kinks", kinks)
+    require_between("d = 1 - c", d, 0.0, 2.0)
     if q_a == 0.0 or q_b == 0.0 or d in {0.0, 2.0}:
         return _on_a_line(f, q_a, q_b, 1.0 - d, kinks)
     scale, slope, width = np.sqrt(q_a), (1.0 - d) * np.sqrt(q_b / q_a), np.sqrt(q_b * d * (2.0 - d))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimtab.propagation._activation import Activation, Array
-from trimtab.propagation._checks import PropagationError, require_not_negative, require_positive
+from trimtab.propagation._checks import PropagationError, require_finite, require_not_negative, require_positive
 from trimtab.propagation._roots import ROUNDING, log_roots
 from trimtab.propagation.correlation import FixedPoint, correlation_fixed_points
 from trimtab.propagation.functions import ActivationLike, as_activation
@@ -95,6 +95,31 @@ def length_fixed_points(activation: ActivationLike, weight_var: float, bias_var:
         marginal = abs(slope - 1.0) < ROUNDING and (len(signs) == 0 or signs[0] < 0)
         out.insert(0, FixedPoint(0.0, slope, slope < 1.0 - ROUNDING or bool(marginal)))
     return tuple(out)
+
+
+def length_limit(activation: ActivationLike, q: float, weight_var: float, bias_var: float = 0.0) -> float:
+    """Where the length map leads from q: the next fixed point on the side to which it moves (Poole et al. 2016, sec. 2.1).
+
+    The map grows with q for every activation whose size grows away from 0, so that it passes no fixed point.
+
+    Args:
+        activation: The nonlinearity phi: a name, a module, a function.
+        q: Second moment of the pre-activations at the start.
+        weight_var: n_in Var W.
+        bias_var: Var b.
+
+    Returns:
+        The limit; 0 where the signal dies, inf where it grows without bound.
+    """
+    phi = as_activation(activation)
+    require_not_negative("q", q)
+    points = [point.value for point in length_fixed_points(phi, weight_var, bias_var)]
+    after = weight_var * second_moment(phi, q) + bias_var
+    if abs(after - q) <= ROUNDING * q:
+        return q
+    if after > q:
+        return min((point for point in points if point > q), default=math.inf)
+    return max((point for point in points if point < q), default=0.0)
 
 
 def critical_points(activation: ActivationLike, bias_var: float = 0.0) -> tuple[CriticalPoint, ...]:
@@ -202,6 +227,7 @@ def depth_scale(slope: float) -> float:
     Returns:
         The depth in layers; inf from a slope of 1 up (to rounding), 0 at slope 0.
     """
+    require_finite("the slope", slope)
     size = abs(slope)
     if size >= 1.0 - ROUNDING:
         return math.inf

@@ -10,7 +10,13 @@ from typing import Literal
 import numpy as np
 
 from trimtab.propagation._activation import Activation, Array
-from trimtab.propagation._checks import PropagationError, require_finite, require_not_negative, require_positive
+from trimtab.propagation._checks import (
+    PropagationError,
+    require_finite,
+    require_not_negative,
+    require_positive,
+    require_whole,
+)
 from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import first_moment, mean_derivative_squared, second_moment
 
@@ -77,10 +83,9 @@ def residual_course(
         PropagationError: If a number is out of range, or the norm is none of these.
     """
     phi = as_activation(activation)
-    if norm not in NORMS:
+    if not (isinstance(norm, str) and norm in NORMS):
         raise PropagationError(f"norm is {norm!r}; one of {', '.join(NORMS)} is needed")
-    if not depth >= 0:
-        raise PropagationError(f"depth is {depth}; a number of blocks from 0 up is needed")
+    require_whole("depth", depth, least=0)
     require_not_negative("weight_var", weight_var)
     for name, value in (("scale", scale), ("skip", skip), ("gamma", gamma)):
         require_finite(name, value)
@@ -118,8 +123,8 @@ def fixup_scale(blocks: int, layers: int = 2) -> float:
     Raises:
         PropagationError: If there is no block, or a branch has fewer than two layers.
     """
-    if blocks < 1 or layers < 2:
-        raise PropagationError(f"blocks = {blocks} and layers = {layers}; 1 and 2 or more are needed")
+    require_whole("blocks", blocks)
+    require_whole("layers", layers, least=2)
     return float(blocks ** (-1.0 / (2 * layers - 2)))
 
 

@@ -7,7 +7,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from trimtab.propagation._activation import Array
-from trimtab.propagation._checks import PropagationError, require_finite, require_positive
+from trimtab.propagation._checks import require_between, require_finite, require_positive
 from trimtab.propagation.functions import ActivationLike, as_activation
 
 REACH = 9.0  # standard deviations; P(|z| > 9) = 2e-19
@@ -36,8 +36,8 @@ def saturated_share(activation: ActivationLike, q: float, threshold: float = 0.0
     phi = as_activation(activation)
     require_positive("the variance q", q)
     require_finite("the mean", mean)
-    if not 0.0 < threshold <= 1.0:
-        raise PropagationError(f"the threshold is {threshold}; a part above 0 and up to 1 is needed")
+    require_positive("the threshold", threshold)
+    require_between("the threshold", threshold, 0.0, 1.0)
     scale, limit = float(np.sqrt(q)), threshold * phi.derivative_max
 
     def excess(z: float | Array) -> Array:

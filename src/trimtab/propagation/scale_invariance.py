@@ -6,7 +6,7 @@ arXiv:1812.03981).
 
 import math
 
-from trimtab.propagation._checks import PropagationError, require_not_negative, require_positive
+from trimtab.propagation._checks import PropagationError, require_not_negative, require_positive, require_whole
 
 
 def effective_learning_rate(learning_rate: float, weight_norm: float) -> float:
@@ -83,14 +83,15 @@ def decay_as_schedule(learning_rate: float, weight_decay: float, step: int) -> f
     """
     require_not_negative("learning_rate", learning_rate)
     require_not_negative("weight_decay", weight_decay)
-    if not learning_rate * weight_decay < 1.0 or step < 0:
+    require_whole("step", step, least=0)
+    if not learning_rate * weight_decay < 1.0:
         raise PropagationError(
-            f"learning_rate * weight_decay = {learning_rate * weight_decay} at step {step}; "
-            "a product below 1 and a step from 0 up are needed"
+            f"learning_rate * weight_decay is {learning_rate * weight_decay}; a product below 1 is needed"
         )
     return float(learning_rate * (1.0 - learning_rate * weight_decay) ** (-2 * step - 1))
 
 
 def _require_momentum(momentum: float) -> None:
-    if not 0.0 <= momentum < 1.0:
+    require_not_negative("momentum", momentum)
+    if not momentum < 1.0:
         raise PropagationError(f"momentum is {momentum}; a number from 0 up, below 1, is needed")

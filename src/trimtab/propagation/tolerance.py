@@ -5,13 +5,20 @@ not shrink with the batch, whose samples share the weights. They are for Gaussia
 scatter less.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from trimtab.propagation._activation import Activation, Array
-from trimtab.propagation._checks import PropagationError, require_finite, require_not_negative, require_positive
+from trimtab.propagation._checks import (
+    PropagationError,
+    require_finite,
+    require_not_negative,
+    require_positive,
+    require_sequence,
+)
 from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import length_map, length_map_slope, mean_derivative_squared, second_moment
 from trimtab.propagation.gaussian import expectation
@@ -38,10 +45,11 @@ def forward_log_variance_step(
         T of the next layer.
     """
     activation = as_activation(activation)
+    _require_layer(q, weight_var, bias_var)
     require_positive("the width", width)
     require_not_negative("the log variance", log_variance)
-    slope = length_map_slope(activation, q, weight_var, bias_var)
-    return slope**2 * log_variance + _forward_noise(activation, q, weight_var, bias_var) / width
+    slope, noise, _ = _forward(activation, q, weight_var, bias_var)
+    return slope**2 * log_variance + noise / width
 
 
 def forward_log_variance(
@@ -63,12 +71,13 @@ def forward_log_variance(
         One variance for each layer.
     """
     activation = as_activation(activation)
+    _require_layer(q, weight_var, bias_var)
     total, out = 0.0, []
-    for width in widths:
+    for width in require_sequence("widths", widths, "widths"):
         require_positive("the width", width)
         out.append(total + 2.0 / width)
-        total = forward_log_variance_step(activation, q, weight_var, bias_var, width, total)
-        q = length_map(activation, q, weight_var, bias_var)
+        slope, noise, q = _forward(activation, q, weight_var, bias_var)
+        total = slope**2 * total + noise / width
     return np.array(out)
 
 
@@ -96,13 +105,7 @@ def backward_log_variance(activation: ActivationLike, width: float, q: float = 1
 def gradient_log_variance(
     activation: ActivationLike, q: float, weight_var: float, bias_var: float, widths: Sequence[float]
 ) -> float:
-    """Var log of a gradient's squared norm over a stack of equal layers, with the scatter of q that the layers share.
-
-    Where E phi'^2 depends on q, a layer of larger q than expected passes another gradient, and so do the layers after
-    it. Added up to first order: with a = d log q'/d log q, b = d log E phi'^2/d log q, the variance S of the log gain
-    so far, T of log q and their covariance C, a layer makes S' = S + 2 b C + b^2 T + v/n, C' = a C + a b T + r/n,
-    T' = a^2 T + t/n, where v/n is `backward_log_variance`, t/n the noise of the forward step and r/n the covariance of
-    both, weight_var (E phi^2 phi'^2/E phi'^2 - E phi^2)/q'. For ReLU and linear layers b = 0 and S = L v/n.
+    """Var log of a gradient's squared norm over a stack of equal layers: the first of `gradient_log_variances`.
 
     Args:
         activation: The nonlinearity phi: a name, a module, a function (`as_activation`).
@@ -114,17 +117,47 @@ def gradient_log_variance(
     Returns:
         The variance of the log of the total gain.
     """
+    return float(gradient_log_variances(activation, q, weight_var, bias_var, widths)[0])
+
+
+def gradient_log_variances(
+    activation: ActivationLike, q: float, weight_var: float, bias_var: float, widths: Sequence[float]
+) -> Array:
+    """Var log of the squared gradient at each layer over the last one's, with the scatter of q that the layers share.
+
+    Where E phi'^2 depends on q, a layer of larger q than expected passes another gradient, and so do the layers after
+    it. To first order, with a = d log q'/d log q, b = d log E phi'^2/d log q and the deviation x of log q, a layer makes
+    x' = a x + f and changes the log of the gradient by b x + v, where Var v is `backward_log_variance`, Var f the noise
+    of the forward step and Cov(f, v) = weight_var (E phi^2 phi'^2/E phi'^2 - E phi^2)/(q' n). What lies above layer l
+    responds to x_l by B_l = b_l + a_l B_(l + 1), so that its noise is S_l = S_(l + 1) + Var v + 2 B_(l + 1) Cov(f, v) +
+    B_(l + 1)^2 Var f, and the whole S_l + B_l^2 Var x_l. For ReLU and linear layers b = 0 and S = (L - l) Var v.
+
+    Args:
+        activation: The nonlinearity phi: a name, a module, a function (`as_activation`).
+        q: Second moment of the first layer's pre-activations.
+        weight_var: n_in Var W of the layers.
+        bias_var: Var b of the layers.
+        widths: Units of each layer but the last.
+
+    Returns:
+        One variance for each layer, 0 for the last one.
+    """
     activation = as_activation(activation)
-    spread, shared, lengths = 0.0, 0.0, 0.0
+    _require_layer(q, weight_var, bias_var)
+    widths = require_sequence("widths", widths, "widths")
+    layers, lengths = [], [0.0]
     for width in widths:
         require_positive("the width", width)
-        slope, turn = length_map_slope(activation, q, weight_var, bias_var), _derivative_slope(activation, q)
-        noise = _noises(activation, q, weight_var, bias_var)
-        spread += turn**2 * lengths + 2.0 * turn * shared + noise.backward / width
-        shared = slope * (shared + turn * lengths) + noise.covariance / width
-        lengths = slope**2 * lengths + noise.forward / width
-        q = length_map(activation, q, weight_var, bias_var)
-    return spread
+        layer = _layer(activation, q, weight_var, bias_var)
+        layers.append(layer)
+        lengths.append(layer.slope**2 * lengths[-1] + layer.forward / width)
+        q = layer.after
+    out, response, noise = [0.0], 0.0, 0.0
+    for layer, width, length in zip(reversed(layers), reversed(widths), reversed(lengths[:-1]), strict=True):
+        noise += (layer.backward + 2.0 * response * layer.covariance + response**2 * layer.forward) / width
+        response = layer.turn + layer.slope * response
+        out.append(noise + response**2 * length)
+    return np.array(out[::-1])
 
 
 def band(log_gain: float, log_variance: float, sigmas: float = 3.0) -> tuple[float, float]:
@@ -148,29 +181,50 @@ def band(log_gain: float, log_variance: float, sigmas: float = 3.0) -> tuple[flo
     return centre - reach, centre + reach
 
 
-class _Noises(NamedTuple):
-    """Variances, and the covariance, that one layer of width 1 would add to the logs of q and of the gain."""
+def _require_layer(q: float, weight_var: float, bias_var: float) -> None:
+    require_positive("q", q)
+    require_not_negative("weight_var", weight_var)
+    require_not_negative("bias_var", bias_var)
 
+
+class _Layer(NamedTuple):
+    """What one layer does to the logs of q and of the gradient; variances and covariance are those of width 1."""
+
+    after: float
+    slope: float
+    turn: float
     forward: float
     backward: float
     covariance: float
 
 
-def _noises(activation: Activation, q: float, weight_var: float, bias_var: float) -> _Noises:
+@functools.lru_cache(maxsize=256)  # a net that has come to rest has one layer many times
+def _layer(activation: Activation, q: float, weight_var: float, bias_var: float) -> _Layer:
     value, derivative = activation.value, activation.derivative
     both = expectation(lambda u: (value(u) * derivative(u)) ** 2, q, 0.0, activation.kinks)
-    passed, after = mean_derivative_squared(activation, q), length_map(activation, q, weight_var, bias_var)
-    return _Noises(
-        _forward_noise(activation, q, weight_var, bias_var),
+    passed, (slope, forward, after) = (
+        mean_derivative_squared(activation, q),
+        _forward(activation, q, weight_var, bias_var),
+    )
+    return _Layer(
+        after,
+        slope,
+        _derivative_slope(activation, q),
+        forward,
         _backward_noise(activation, q),
         weight_var / after * (both / passed - second_moment(activation, q)),
     )
 
 
-def _forward_noise(activation: Activation, q: float, weight_var: float, bias_var: float) -> float:
+@functools.lru_cache(maxsize=256)
+def _forward(activation: Activation, q: float, weight_var: float, bias_var: float) -> tuple[float, float, float]:
+    """Return d log q'/d log q, the variance that a layer of width 1 would add to log q', and q'."""
     after, square = length_map(activation, q, weight_var, bias_var), second_moment(activation, q)
-    spread = expectation(lambda u: (activation.value(u) ** 2 - square) ** 2, q, 0.0, activation.kinks)
-    return (weight_var / after) ** 2 * spread
+    slope = length_map_slope(activation, q, weight_var, bias_var)
+    if not square > 0.0:  # nothing but the bias is left
+        return slope, 0.0, after
+    spread = expectation(lambda u: (activation.value(u) ** 2 / square - 1.0) ** 2, q, 0.0, activation.kinks)
+    return slope, (weight_var * square / after) ** 2 * spread, after
 
 
 def _backward_noise(activation: Activation, q: float) -> float:

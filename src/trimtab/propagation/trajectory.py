@@ -1,12 +1,19 @@
 """The signal and the gradient of a deep net, layer by layer, from a measured start."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from trimtab.propagation._activation import Array
-from trimtab.propagation._checks import PropagationError, require_not_negative
+from trimtab.propagation._activation import Activation, Array
+from trimtab.propagation._checks import (
+    PropagationError,
+    require_between,
+    require_not_negative,
+    require_sequence,
+    require_whole,
+)
 from trimtab.propagation.correlation import chi_c, decorrelation_map
 from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import chi, length_map
@@ -81,27 +88,49 @@ def trajectory(
     """
     phi = as_activation(activation)
     require_not_negative("q", q)
-    if not -1.0 <= c <= 1.0:
-        raise PropagationError(f"the correlation c is {c}; a number from -1 to 1 is needed")
-    if not depth >= 1:
-        raise PropagationError(f"depth is {depth}; one layer or more is needed")
+    require_between("the correlation c", c, -1.0, 1.0)
+    require_whole("depth", depth)
     weights, biases = _each("weight_var", weight_var, depth - 1), _each("bias_var", bias_var, depth - 1)
-    lengths, apart, gains, shared = [float(q)], [1.0 - c], [], []
+    lengths, apart = [float(q)], [1.0 - c]
+    gains: list[float] = []
+    shared: list[float] = []
+    known: dict[tuple[float, float, float, float], tuple[float, float, float, float]] = {}
     for weight, bias in zip(weights, biases, strict=True):
-        before, d = lengths[-1], apart[-1]
-        gains.append(chi(phi, before, weight))
-        shared.append(gains[-1] if d == 0.0 else chi_c(phi, 1.0 - d, before, weight))
-        lengths.append(length_map(phi, before, weight, bias))
-        apart.append(decorrelation_map(phi, d, before, weight, bias) if d > 0.0 and lengths[-1] > 0.0 else d)
+        before = lengths[-1]
+        layer = (before, apart[-1], weight, bias)
+        if layer not in known:  # a net that has come to rest has one layer many times
+            known[layer] = _layer(phi, *layer)
+        for column, value in zip((lengths, apart, gains, shared), known[layer], strict=True):
+            column.append(value)
+        if not math.isfinite(lengths[-1]):
+            raise PropagationError(
+                f"the signal overflows at layer {len(lengths)}, from q = {before:.3g}; take fewer layers or a smaller weight_var"
+            )
     return Trajectory(np.array(lengths), np.array(apart), np.array(gains), np.array(shared))
 
 
+def _layer(phi: Activation, q: float, d: float, weight: float, bias: float) -> tuple[float, float, float, float]:
+    """Return q and d of the next layer, and the gains of the gradient and of what two inputs' gradients share."""
+    gain = chi(phi, q, weight)
+    shared = gain if d == 0.0 else chi_c(phi, 1.0 - d, q, weight)
+    with np.errstate(over="ignore"):
+        after = length_map(phi, q, weight, bias)
+    moves = d > 0.0 and 0.0 < after < math.inf
+    return after, decorrelation_map(phi, d, q, weight, bias) if moves else d, gain, shared
+
+
 def _each(name: str, value: float | Sequence[float], steps: int) -> list[float]:
-    values = np.asarray(value, dtype=np.float64)
-    require_not_negative(name, values)
-    if values.ndim > 1 or (values.ndim == 1 and len(values) != steps):
-        raise PropagationError(f"{name} has shape {values.shape}; one number or depth - 1 = {steps} numbers are needed")
-    return [float(v) for v in np.broadcast_to(values, steps)]
+    if isinstance(value, (int, float)):
+        require_not_negative(name, value)
+        return [float(value)] * steps
+    values = require_sequence(name, value, f"depth - 1 = {steps} numbers, or one number,")
+    for one in values:
+        require_not_negative(f"a number of {name}", one)
+    if len(values) != steps:
+        raise PropagationError(
+            f"{name} has {len(values)} numbers; one number or depth - 1 = {steps} numbers are needed"
+        )
+    return [float(one) for one in values]
 
 
 def _from_the_top(steps: Array) -> Array:

@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from trimtab.propagation._checks import PropagationError, require_not_negative, require_positive
+from trimtab.propagation._checks import PropagationError, require_not_negative, require_positive, require_whole
 
 POST_NORM_SECOND_MOMENT = 1.5
 """Second moment before the norm behind a post-norm block's second sum, per feature: E norm(x)^2 = 3 d/2 (Xiong et al. 2020,
@@ -25,8 +25,7 @@ def pre_norm_second_moment(layer: int) -> tuple[float, float]:
     Raises:
         PropagationError: If the layer is negative.
     """
-    if not layer >= 0:
-        raise PropagationError(f"layer is {layer}; a number from 0 up is needed")
+    require_whole("layer", layer, least=0)
     return 1.0 + 0.5 * layer, 1.0 + 1.5 * layer
 
 
@@ -62,10 +61,10 @@ def last_gradient_order(placement: Literal["pre", "post"], width: int, depth: in
     Raises:
         PropagationError: If the placement is neither, the width below 2 or the depth below 1.
     """
-    if placement not in {"pre", "post"}:
+    if not (isinstance(placement, str) and placement in {"pre", "post"}):
         raise PropagationError(f"placement is {placement!r}; 'pre' or 'post' is needed")
-    if width < 2 or depth < 1:
-        raise PropagationError(f"width = {width} and depth = {depth}; 2 and 1 or more are needed")
+    require_whole("width", width, least=2)
+    require_whole("depth", depth)
     return width * math.sqrt(math.log(width) / (depth if placement == "pre" else 1.0))
 
 

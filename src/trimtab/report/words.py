@@ -14,7 +14,7 @@ _PLAIN = str.maketrans({
     "¼": "1/4", "‖": "|", "∝": "~", "Σ": "sum", "Π": "prod", "∑": "sum", "∏": "prod", "∂": "d", "∇": "grad ",
     "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "Δ": "Delta", "ε": "eps", "η": "eta", "θ": "theta",
     "κ": "kappa", "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi", "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau",
-    "φ": "phi", "χ": "chi", "ψ": "psi", "ω": "omega", "─": "-", "\N{NO-BREAK SPACE}": " ",
+    "φ": "phi", "χ": "chi", "ψ": "psi", "ω": "omega", "─": "-", "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "#", "▍": "", "▎": "", "▏": "", "₁": "_1", "\N{NO-BREAK SPACE}": " ",
 })  # fmt: skip
 
 _STEERING = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")

@@ -1,6 +1,5 @@
 """How a net's sizes change with its width over the first steps of training."""
 
 from trimtab.propagation.width.coordinate import CoordinateCheck, SiteScaling, coordinate_check
-from trimtab.propagation.width.figure import coordinate_figure
 
-__all__ = ["CoordinateCheck", "SiteScaling", "coordinate_check", "coordinate_figure"]
+__all__ = ["CoordinateCheck", "SiteScaling", "coordinate_check"]

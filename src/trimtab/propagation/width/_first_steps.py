@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.norms._arguments import shown
 from trimtab.norms._passes import feed, told_what_was_given
 from trimtab.propagation._checks import PropagationError
 from trimtab.propagation._probe import LAYERS, heard
@@ -40,6 +41,8 @@ def first_steps(model: nn.Module, batch: Any, steps: int, optimizer: torch.optim
         PropagationError: If a size is not finite.
     """
     found: Sizes = {}
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise PropagationError(f"optimizer(model, lr) gives {shown(optimizer)}; a torch.optim.Optimizer is needed")
     layers = sites(model)
     start: dict[str, Tensor] = {}
     for step in range(steps + 1):
@@ -55,6 +58,10 @@ def first_steps(model: nn.Module, batch: Any, steps: int, optimizer: torch.optim
         if step == steps:
             break
         optimizer.zero_grad()
+        if not (isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad):
+            raise PropagationError(
+                f"loss gives {shown(value)}; a tensor of one number that depends on the parameters is needed"
+            )
         value.backward()  # type: ignore[no-untyped-call]
         found |= {("gradient", name, step): _rms(t.grad) for name, t in outputs.items() if t.grad is not None}
         weights = {name: layers[name].get_parameter("weight").detach().clone() for name in outputs}
@@ -64,7 +71,8 @@ def first_steps(model: nn.Module, batch: Any, steps: int, optimizer: torch.optim
     for (quantity, name, step), size in found.items():
         if not size < float("inf"):
             raise PropagationError(
-                f"the {quantity} of {name} at step {step} is {size}; lower lr, which may be too high"
+                f"the {quantity} of {name} at step {step} is {size}; "
+                + ("lower lr, which may be too high" if step else "look at the batch and at the initial weights")
             )
     return found
 

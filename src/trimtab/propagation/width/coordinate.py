@@ -12,7 +12,7 @@ from torch import nn
 
 from trimtab.norms._arguments import require_function, require_module, require_positive, require_whole
 from trimtab.norms._passes import own
-from trimtab.propagation._checks import PropagationError
+from trimtab.propagation._checks import PropagationError, require_sequence
 from trimtab.propagation.width._exponents import QUANTITIES, exponents, role
 from trimtab.propagation.width._first_steps import Loss, MakeOptimizer, Sizes, first_steps, loss_of, optimizer_of, sites
 
@@ -160,11 +160,15 @@ def coordinate_check(
     require_function("make_model", make_model, "make_model(width)")
     require_whole(1, steps=steps, seeds=seeds)
     require_positive(lr=lr)
-    sorted_widths = tuple(sorted({int(width) for width in widths}))
-    if len(sorted_widths) < 2 or sorted_widths[0] < 1:
+    for width in require_sequence("widths", widths, "whole numbers"):
+        require_whole(1, **{"a number of widths": width})
+    sorted_widths = tuple(sorted(set(widths)))
+    if len(sorted_widths) < 2:
         raise PropagationError(
             f"widths is {list(widths)}; two or more different whole numbers are needed, such as [64, 128, 256]"
         )
+    if loss is not None:
+        require_function("loss", loss, "loss(model, batch)")
     make_optimizer, loss = optimizer_of(optimizer), loss_of(batch) if loss is None else loss
     rule = optimizer if isinstance(optimizer, str) else getattr(optimizer, "rule", None)
     runs: list[list[Sizes]] = []
@@ -176,6 +180,7 @@ def coordinate_check(
                 torch.manual_seed(seed)
                 model = make_model(width)
                 require_module("what make_model returns", model)
+                _require_trainable(model)
                 row.append(first_steps(model, own(batch), steps, make_optimizer(model, lr), loss))
             runs.append(row)
             ends.append(sites(model))
@@ -192,6 +197,14 @@ def coordinate_check(
         for key in sorted(runs[0][0], key=lambda k: (QUANTITIES.index(k[0]), k[2], list(roles).index(k[1])))
     ]
     return CoordinateCheck(sorted_widths, tuple(rows), steps, rule or "own")
+
+
+def _require_trainable(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter) or parameter.is_meta:
+            raise PropagationError(f"make_model gives a net with {name} without values; give it sizes and a device")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise PropagationError("make_model gives a net without a parameter that trains; the check needs one")
 
 
 def _roles(small: dict[str, nn.Module], large: dict[str, nn.Module]) -> dict[str, str]:
@@ -218,7 +231,8 @@ def _row(
         logs = np.log(values)
     x = np.log(np.array(widths, dtype=np.float64))
     x -= x.mean()
-    slopes = x @ logs / (x @ x)
+    with np.errstate(invalid="ignore"):  # a frozen layer's update is 0
+        slopes = x @ logs / (x @ x)
     mean = float(slopes.mean()) if np.isfinite(slopes).all() else math.nan
     reach = math.inf
     if len(slopes) > 1 and math.isfinite(mean):

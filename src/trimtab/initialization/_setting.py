@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.initialization._predicting import predicted
+from trimtab.initialization._weights import Shape, drawn, reasons_to_leave
+from trimtab.initialization.report import Change, Initialized
 from trimtab.norms._arguments import refuse, require_module
-from trimtab.propagation._probe import copy_to_measure
-from trimtab.propagation.initialization._measured import LayerMoments, signal_and_gradient
-from trimtab.propagation.initialization._weights import Shape, drawn, reasons_to_leave
-from trimtab.propagation.initialization.report import Change, Initialized
+from trimtab.propagation._probe import copy_to_measure, require_batch
+from trimtab.report.prediction import Prediction
 
 
 @dataclass
@@ -22,7 +23,8 @@ class Setting:
         work: The copy on which it is done.
         generator: Of the draws, on the CPU.
         left: What stays as it is, with the reason.
-        before: Signal and gradient before.
+        before: The prediction before.
+        notes: What the reader should know.
         changes: What was set.
     """
 
@@ -30,7 +32,8 @@ class Setting:
     work: nn.Module
     generator: torch.Generator
     left: dict[str, str]
-    before: tuple[LayerMoments, ...]
+    before: Prediction | None
+    notes: list[str]
     parameters: dict[str, Tensor]
     changes: dict[str, Change] = field(default_factory=dict)
     touched: list[str] = field(default_factory=list)
@@ -67,7 +70,7 @@ class Setting:
         self.touched.append(name)
 
     @torch.no_grad()
-    def hand_over(self, method: str, notes: tuple[str, ...], batch: Any) -> Initialized:
+    def hand_over(self, method: str, batch: Any) -> Initialized:
         """Give the user's model its new values, and report."""
         users = dict(self.model.named_parameters())
         for name in self.touched:
@@ -77,9 +80,11 @@ class Setting:
             for name, p in users.items()
             if p.dim() > 1 and name not in self.changes and name not in self.left
         }
-        after = () if batch is None else signal_and_gradient(self.model, batch)
+        after, why_not = (None, "") if batch is None else predicted(self.model, batch)
+        if why_not:
+            self.notes.append(f"no prediction after: {why_not}")
         left = tuple((self.left | unused).items())
-        return Initialized(method, tuple(self.changes.values()), left, notes, self.before, after)
+        return Initialized(method, tuple(self.changes.values()), left, tuple(self.notes), self.before, after)
 
 
 def start(model: nn.Module, batch: Any, generator: torch.Generator | None) -> Setting:
@@ -98,6 +103,9 @@ def start(model: nn.Module, batch: Any, generator: torch.Generator | None) -> Se
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     elif not isinstance(generator, torch.Generator) or generator.device.type != "cpu":
         refuse("generator", generator, "a torch.Generator on the CPU, or None, is needed")
+    if batch is not None:
+        require_batch(batch, finite=True)
     work = copy_to_measure(model)
-    before = () if batch is None else signal_and_gradient(model, batch)
-    return Setting(model, work, generator, reasons_to_leave(model), before, dict(work.named_parameters()))
+    before, why_not = (None, "") if batch is None else predicted(model, batch)
+    notes = [f"no prediction before: {why_not}"] if why_not else []
+    return Setting(model, work, generator, reasons_to_leave(model), before, notes, dict(work.named_parameters()))

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.initialization._between import before
+from trimtab.initialization._setting import start
+from trimtab.initialization._watching import LinearMap, watch
+from trimtab.initialization._weights import shape_in_use
+from trimtab.initialization.report import Initialized
 from trimtab.norms._arguments import require_flag, require_positive, require_whole
 from trimtab.norms._passes import tensors
 from trimtab.propagation._checks import PropagationError
-from trimtab.propagation.initialization._between import before
-from trimtab.propagation.initialization._setting import start
-from trimtab.propagation.initialization._watching import LinearMap, watch
-from trimtab.propagation.initialization._weights import shape_in_use
-from trimtab.propagation.initialization.report import Initialized
 
 
 def lsuv_(
@@ -48,10 +48,10 @@ def lsuv_(
         generator: Of all draws, on the CPU; None draws one number from PyTorch's global generator to seed one.
 
     Returns:
-        What was changed, and signal and gradient on the batch before and after.
+        What was changed, and the prediction for the batch before and after, beside what is measured.
 
     Raises:
-        PropagationError: If a layer's output is not finite.
+        PropagationError: If the batch is empty, or the batch or a layer's output is not finite.
     """
     require_flag(orthogonal=orthogonal)
     require_positive(variance=variance, tolerance=tolerance)
@@ -83,7 +83,7 @@ def lsuv_(
         return output
 
     watch(setting.work, batch, act)
-    return setting.hand_over(f"lsuv_: outputs of variance {variance:g} on the batch, layer by layer", (), batch)
+    return setting.hand_over(f"lsuv_: outputs of variance {variance:g} on the batch, layer by layer", batch)
 
 
 def _variance(name: str, output: Any) -> float:

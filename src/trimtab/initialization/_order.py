@@ -1,17 +1,17 @@
 """Layers and activations in the order in which their modules stand, for a model that is not run."""
 
 import copy
+import dataclasses
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from trimtab.initialization._weights import EMBEDDINGS, Shape, shape_of
 from trimtab.norms._kinds import CONVOLUTIONS, TRANSPOSED, kind_of
 from trimtab.norms.residual import Residual
 from trimtab.propagation._activation import Activation
 from trimtab.propagation._probe import RECURRENT
-from trimtab.propagation.initialization._between import Function, activation_of
-from trimtab.propagation.initialization._weights import EMBEDDINGS, Shape, shape_of
+from trimtab.propagation.functions import as_activation
 
 MIXING = (nn.Softmax, nn.Softmax2d, nn.Softmin, nn.LogSoftmax, nn.GLU, nn.MultiheadAttention)
 CONTAINERS = (nn.Sequential, nn.ModuleList, Residual)
@@ -46,8 +46,7 @@ def in_module_order(model: nn.Module) -> tuple[list[Step], tuple[str, ...]]:
         The layers, and what the reader should know.
     """
     steps: list[Step] = []
-    names: list[str] = []
-    functions: list[Function] = []
+    passed: list[nn.Module] = []
     first, normed = True, False
     own = [
         type(m).__name__
@@ -58,40 +57,36 @@ def in_module_order(model: nn.Module) -> tuple[list[Step], tuple[str, ...]]:
         if isinstance(module, (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)):
             weight = f"{where}.weight".lstrip(".")
             if weight in dict(model.named_parameters()):
-                activation = activation_of(" ".join(names), _chained(functions)) if names else None
-                steps.append(Step(weight, shape_of(module), activation, first, normed))
+                steps.append(Step(weight, shape_of(module), _activation(passed), first, normed))
         elif isinstance(module, (*EMBEDDINGS, *RECURRENT)):
-            names, functions, first, normed = [], [], True, False
+            passed, first, normed = [], True, False
             continue
         elif kind_of(module) is not None:
-            names, functions, normed = [], [], True
+            passed, normed = [], True
             continue
         elif type(module).__module__ == "torch.nn.modules.activation" and not isinstance(module, MIXING):
-            names.append(type(module).__name__.lower())
-            functions.append(_repeated(module))
+            passed.append(module)
             continue
         else:
             continue
-        names, functions, first, normed = [], [], False, False
+        passed, first, normed = [], False, False
     if not own:
         return steps, ()
     note = f"without a batch, what {own[0]}.forward does beside its modules is not seen: activations called as functions, skips"
     return steps, (note + "; give a batch",)
 
 
-def _repeated(module: nn.Module) -> Function:
+def _activation(modules: list[nn.Module]) -> Activation | None:
+    """What one activation module, or several in a row, do to single units."""
+    if not modules:
+        return None
+    own = [_of_single_units(module) for module in modules]
+    name = " ".join(type(module).__name__.lower() for module in modules)
+    return dataclasses.replace(as_activation(own[0] if len(own) == 1 else nn.Sequential(*own)), name=name)
+
+
+def _of_single_units(module: nn.Module) -> nn.Module:
     own = copy.deepcopy(module).double().eval().cpu()
-    for parameter in own.parameters():
-        parameter.requires_grad_(False)
     if isinstance(own, nn.PReLU):  # of many channels: by their mean
-        own.weight.data = own.weight.data.mean().reshape(1)
-    return lambda u: own(u.clone())
-
-
-def _chained(functions: list[Function]) -> Function:
-    def all_of_them(u: Tensor) -> Tensor:
-        for function in functions:
-            u = function(u)
-        return torch.as_tensor(u)
-
-    return all_of_them
+        own.weight.data, own.num_parameters = own.weight.data.mean().reshape(1), 1
+    return own

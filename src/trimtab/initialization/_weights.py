@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from trimtab.initialization._watching import CONVOLUTION, LinearMap
 from trimtab.norms._kinds import CONVOLUTIONS, TRANSPOSED, kind_of
 from trimtab.propagation._probe import RECURRENT
 from trimtab.propagation.fans import fans, padded_fans
-from trimtab.propagation.initialization._watching import CONVOLUTION, LinearMap
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -53,6 +53,8 @@ def _reason(parameter: Tensor, having: list[tuple[str, nn.Module]]) -> str:
     modules = [module for _, module in having]
     if not parameter.requires_grad:
         return "frozen"
+    if not parameter.is_floating_point():
+        return f"its values are {str(parameter.dtype).removeprefix('torch.')}"
     if len(having) > 1:
         return f"tied: {' and '.join(where for where, _ in having)} share it"
     if any(kind_of(module) is not None for module in modules):

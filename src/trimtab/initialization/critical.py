@@ -7,18 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from trimtab.initialization._between import before, joins
+from trimtab.initialization._branches import deepnorm_gains, last_layers, residual_gain
+from trimtab.initialization._order import Step, in_module_order
+from trimtab.initialization._setting import Setting, start
+from trimtab.initialization._starting import starting_q
+from trimtab.initialization._watching import LinearMap, watch
+from trimtab.initialization._weights import shape_in_use
+from trimtab.initialization.report import Initialized
 from trimtab.norms._arguments import require_at_least, require_flag, require_number, require_positive
 from trimtab.propagation._activation import Activation
 from trimtab.propagation._checks import PropagationError
-from trimtab.propagation.gains import length_map, mean_derivative_squared
-from trimtab.propagation.initialization._between import before, joins
-from trimtab.propagation.initialization._branches import deepnorm_gains, last_layers, residual_gain
-from trimtab.propagation.initialization._order import Step, in_module_order
-from trimtab.propagation.initialization._setting import Setting, start
-from trimtab.propagation.initialization._starting import starting_q
-from trimtab.propagation.initialization._watching import LinearMap, watch
-from trimtab.propagation.initialization._weights import shape_in_use
-from trimtab.propagation.initialization.report import Initialized
+from trimtab.propagation.gains import second_moment
+from trimtab.propagation.initial_gains import backward_gain
 
 INPUTS = ("input", "embedding")
 
@@ -72,10 +73,11 @@ def critical_(
         generator: Of all draws, on the CPU; None draws one number from PyTorch's global generator to seed one.
 
     Returns:
-        What was changed, and signal and gradient on the batch before and after.
+        What was changed, and the prediction for the batch before and after, beside what is measured.
 
     Raises:
-        PropagationError: If a layer's input is zero or not finite, or an activation passes no gradient.
+        PropagationError: If the batch is empty or not finite, a layer's input is zero or not finite, or an
+            activation passes no gradient.
     """
     require_flag(orthogonal=orthogonal, scale_residual=scale_residual)
     require_at_least(0.0, bias_var=bias_var)
@@ -87,12 +89,11 @@ def critical_(
     options = _Options(bool(orthogonal), float(bias_var), start_q, last_layer)
     gains = deepnorm_gains(setting.work) if scale_residual else {}
     if batch is None:
-        notes = _by_modules(setting, options, gains, bool(scale_residual))
+        _by_modules(setting, options, gains, bool(scale_residual))
     else:
-        notes = ()
         _by_batch(setting, batch, options, gains, bool(scale_residual))
     kind = "orthogonal" if orthogonal else "Gaussian"
-    return setting.hand_over(f"critical_: {kind} weights, chi_1 = 1 in each layer", notes, batch)
+    return setting.hand_over(f"critical_: {kind} weights, chi_1 = 1 in each layer", batch)
 
 
 class _Options:
@@ -182,19 +183,17 @@ def _first_gain(name: str, square: float, options: _Options) -> float:
 
 
 def _critical_gain(name: str, q: float, activation: Activation | None) -> float:
-    passed = 1.0 if activation is None else mean_derivative_squared(activation, q)
-    if not (math.isfinite(passed) and passed > 0.0):
-        label = "" if activation is None else activation.name
-        raise PropagationError(
-            f"{label} before {name} passes {passed} of a squared gradient at q = {q:.3g}; no gain is critical"
-        )
-    return 1.0 / math.sqrt(passed)
+    if activation is None:
+        return 1.0
+    try:
+        return backward_gain(activation, q)
+    except PropagationError as error:
+        raise PropagationError(f"no weights of {name} are critical: before it, {error}") from error
 
 
-def _by_modules(
-    setting: Setting, options: _Options, gains: dict[str, tuple[float, str]], scale_residual: bool
-) -> tuple[str, ...]:
+def _by_modules(setting: Setting, options: _Options, gains: dict[str, tuple[float, str]], scale_residual: bool) -> None:
     steps, notes = in_module_order(setting.work)
+    setting.notes += notes
     if scale_residual:
         gains = last_layers(setting.work) | gains
     names = [step.parameter for step in steps]
@@ -209,7 +208,6 @@ def _by_modules(
             setting.draw(step.parameter, step.shape, gain * factor, options.orthogonal)
             setting.set_bias(step.parameter, None, options.bias_var)
             setting.note(step.parameter, step.shape, "" if step.activation is None else step.activation.name, note)
-    return notes
 
 
 def _expected(step: Step, q: float, options: _Options) -> tuple[float, float]:
@@ -218,5 +216,5 @@ def _expected(step: Step, q: float, options: _Options) -> tuple[float, float]:
         return _first_gain(step.parameter, 1.0, options), options.start_q
     q = 1.0 if step.normed else q
     gain = _critical_gain(step.parameter, q, step.activation)
-    square = q if step.activation is None else length_map(step.activation, q, 1.0)
+    square = q if step.activation is None else second_moment(step.activation, q)
     return gain, gain**2 * square + options.bias_var

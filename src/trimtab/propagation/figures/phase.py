@@ -8,7 +8,14 @@ import numpy as np
 
 from trimtab._messages import say
 from trimtab.propagation._activation import Activation, Array
-from trimtab.propagation._checks import PropagationError
+from trimtab.propagation._checks import (
+    PropagationError,
+    require_places,
+    require_positive,
+    require_sequence,
+    require_whole,
+)
+from trimtab.propagation.figures._style import BLUE, INK, ORANGE, empty, quiet, saved
 from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import mean_derivative_squared, second_moment
 
@@ -16,9 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ORDER, _CHAOS, _INK, _NONE = "#0072B2", "#D55E00", "#222222", "#EEEEEE"  # the first two: Okabe, Ito
+_ORDER, _CHAOS, _NONE = BLUE, ORANGE, "#EEEEEE"
 _LEVELS = (2.0, 5.0, 10.0, 20.0, 50.0)
-_DPI = 200
 
 
 def phase_diagram(
@@ -50,27 +56,23 @@ def phase_diagram(
     Raises:
         PropagationError: If a range is empty or negative, or there are fewer than two points.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     phi = as_activation(activation)
-    for name, (low, high) in (("weight_var", weight_var), ("bias_var", bias_var)):
-        if not 0.0 <= low < high < np.inf:
-            raise PropagationError(f"{name} is {(low, high)}; a lowest number from 0 up and a higher one are needed")
-    if points < 2:
-        raise PropagationError(f"points is {points}; 2 or more are needed")
+    for name, ends in (("weight_var", weight_var), ("bias_var", bias_var)):
+        require_places(name, ends)
+        if not (len(ends) == 2 and 0.0 <= ends[0] < ends[1]):
+            raise PropagationError(f"{name} is {ends}; a lowest number from 0 up and a higher one are needed")
+    require_whole("points", points, least=2)
+    for depth in require_sequence("levels", levels, "depths"):
+        require_positive("a number of levels", depth)
     weights, biases = np.linspace(*weight_var, points), np.linspace(*bias_var, points)
     gains = _at_rest(phi, weights, biases)
-    figure = Figure(figsize=(4.4, 3.9), dpi=_DPI, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = empty(4.4, 3.9)
     axes = figure.subplots()
     _phases(axes, weights, biases, gains)
     _depths(axes, weights, biases, gains, levels)
     _edge(axes, phi, weight_var, bias_var)
     _dress(axes, phi.name, gains, weight_var, bias_var)
-    if path is not None:
-        figure.savefig(path, format="png", dpi=_DPI)
-    return figure
+    return saved(figure, path)
 
 
 def _at_rest(phi: Activation, weights: Array, biases: Array) -> Array:
@@ -122,9 +124,7 @@ def _edge(axes: "Axes", phi: Activation, weight_var: tuple[float, float], bias_v
     tilt = (second_moment(phi, q * (1 + step)) - second_moment(phi, q * (1 - step))) * weights / (2 * step * q)
     seen = (weights <= 1.2 * weight_var[1]) & (biases >= -1e-12) & (biases <= 1.2 * bias_var[1] + 1e-12)
     if np.all(np.abs(biases) < 1e-9 * q):  # homogeneous: one point of the bias-free axis
-        axes.plot(
-            weights[:1], [0.0], "o", color=_INK, markersize=6, clip_on=False, zorder=5, label=say("edge of chaos")
-        )
+        axes.plot(weights[:1], [0.0], "o", color=INK, markersize=6, clip_on=False, zorder=5, label=say("edge of chaos"))
         return
     for part, style, label in (
         (seen & (tilt < 1.0), "-", say("edge of chaos")),
@@ -132,7 +132,7 @@ def _edge(axes: "Axes", phi: Activation, weight_var: tuple[float, float], bias_v
     ):
         if np.any(part):
             x, y = np.where(part, weights, np.nan), np.where(part, biases, np.nan)
-            axes.plot(x, y, style, color=_INK, linewidth=2.0, label=label, zorder=4)
+            axes.plot(x, y, style, color=INK, linewidth=2.0, label=label, zorder=4)
 
 
 def _dress(
@@ -142,14 +142,12 @@ def _dress(
 
     axes.set_xlim(*weight_var)
     axes.set_ylim(*bias_var)
-    axes.set_xlabel(say("weight variance × fan-in"), fontsize=9, color=_INK)
-    axes.set_ylabel(say("bias variance"), fontsize=9, color=_INK)
+    axes.set_xlabel(say("weight variance × fan-in"), fontsize=9, color=INK)
+    axes.set_ylabel(say("bias variance"), fontsize=9, color=INK)
     axes.set_title(
-        say("{name}: layers until a gradient changes by a factor e", name=name), fontsize=10, color=_INK, pad=8
+        say("{name}: layers until a gradient changes by a factor e", name=name), fontsize=10, color=INK, pad=8
     )
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#888888")
-    axes.tick_params(labelsize=8, color="#888888", labelcolor=_INK)
+    quiet(axes)
     handles, _ = axes.get_legend_handles_labels()
     for there, colour, alpha, label in (
         (np.mean(gains < 1.0) > 0.005, _ORDER, 0.22, say("gradients vanish")),
@@ -165,5 +163,5 @@ def _dress(
         ncols=2,
         loc="upper center",
         bbox_to_anchor=(0.5, -0.16),
-        labelcolor=_INK,
+        labelcolor=INK,
     )

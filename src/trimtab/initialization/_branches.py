@@ -2,9 +2,9 @@
 
 from torch import nn
 
+from trimtab.initialization._between import Join
 from trimtab.norms.residual import Residual
 from trimtab.propagation._probe import LAYERS
-from trimtab.propagation.initialization._between import Join
 
 Gains = dict[str, tuple[float, str]]
 UNSCALED = {

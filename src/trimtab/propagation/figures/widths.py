@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trimtab.propagation.figures._style import COLOURS, empty, quiet, saved
 from trimtab.propagation.width._exponents import QUANTITIES
 from trimtab.propagation.width.coordinate import SHOWN_AT, CoordinateCheck
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 _SPAN = 10.0
 _TITLES = {
     "activation": "output at the start",
@@ -34,18 +34,15 @@ def coordinate_figure(check: CoordinateCheck, path: str | Path | None = None) ->
     Returns:
         The figure.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter, NullLocator
 
-    figure = Figure(figsize=(10.0, 5.6), dpi=150, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = empty(10.0, 5.6)
     axes = figure.subplots(2, 2, sharex=True)
     for axis, quantity in zip(axes.ravel(), QUANTITIES, strict=True):
         rows = [site for site in check.shown if site.quantity == quantity]
         for number, site in enumerate(rows):
             sizes = np.array(site.sizes)
-            colour = _COLOURS[number % len(_COLOURS)]
+            colour = COLOURS[number % len(COLOURS)]
             axis.plot(check.widths, sizes, ".", color=colour, markersize=4, alpha=0.5)
             with np.errstate(divide="ignore", invalid="ignore"):
                 means = np.exp(np.log(sizes).mean(axis=1))
@@ -63,9 +60,8 @@ def coordinate_figure(check: CoordinateCheck, path: str | Path | None = None) ->
         axis.set_xticks(check.widths, [str(width) for width in check.widths])
         axis.xaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_minor_formatter(NullFormatter())
-        axis.tick_params(labelsize=8)
         axis.grid(color="#E5E5E5", linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
+        quiet(axis)
         if rows:
             axis.legend(
                 fontsize=7,
@@ -79,6 +75,4 @@ def coordinate_figure(check: CoordinateCheck, path: str | Path | None = None) ->
         axis.set_xlabel("width", fontsize=9)
     for axis in axes[:, 0]:
         axis.set_ylabel("root mean square", fontsize=9)
-    if path is not None:
-        figure.savefig(path)
-    return figure
+    return saved(figure, path)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trimtab.initialization._watching import Node, can_repeat
 from trimtab.propagation._activation import Activation, Array
-from trimtab.propagation.initialization._watching import Node, can_repeat
 
 Function = Callable[[Tensor], Tensor]
 

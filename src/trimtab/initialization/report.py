@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from trimtab.propagation.initialization._measured import LayerMoments
+from trimtab.report.prediction import Prediction, Site
+from trimtab.report.words import shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class Initialized:
         changes: Every weight that was set, in the order in which they run.
         left: Every other matrix or kernel, with the reason.
         notes: What the whole net should be told.
-        before: Signal and gradient on the batch before; empty without a batch.
+        before: Signal and gradient on the batch before, predicted and measured, as `trimtab.predict` gives them for the
+            net without dropout; None without a batch.
         after: The same afterwards.
     """
 
@@ -43,8 +45,8 @@ class Initialized:
     changes: tuple[Change, ...]
     left: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
-    before: tuple[LayerMoments, ...]
-    after: tuple[LayerMoments, ...]
+    before: Prediction | None
+    after: Prediction | None
 
     def __getitem__(self, name: str) -> Change:
         for change in self.changes:
@@ -64,18 +66,31 @@ class Initialized:
         ]
         lines += [f"left alone: {name} ({reason})" for name, reason in self.left]
         lines += [f"note: {note}" for note in self.notes]
-        if len(self.before) > 1:
-            lines.append(_range("signal, first and last layer", [(m[0].signal, m[-1].signal) for m in self._both]))
-            lines.append(
-                _range("gradient, first and last layer", [(m[0].gradient, m[-1].gradient) for m in self._both])
-            )
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._ends()])
 
-    @property
-    def _both(self) -> tuple[tuple[LayerMoments, ...], tuple[LayerMoments, ...]]:
-        return self.before, self.after
+    def _ends(self) -> list[str]:
+        """Signal and gradient at the first and the last layer that was set, before and now."""
+        layers = [change.name.rpartition(".")[0] for change in self.changes]
+        if self.after is None or not layers:
+            return []
+        column = f"{'predicted':>11}{'measured':>10}{'within':>8}"
+        lines = ["", f"{'mean square':<22}{'before':^29}{'after':^29}".rstrip(), f"{'':<22}{column}{column}"]
+        for what in ("signal", "gradient"):
+            for layer in dict.fromkeys((layers[0], layers[-1])):
+                found = [_row(_site(side, layer), what) for side in (self.before, self.after)]
+                lines.append(f"{what:<9}{shortened(layer, 12):<13}{''.join(found)}".rstrip())
+        return lines
 
 
-def _range(what: str, ends: list[tuple[float, float]]) -> str:
-    (a, b), (c, d) = ends
-    return f"{what} (mean square): {a:.3g} and {b:.3g} before, {c:.3g} and {d:.3g} now"
+def _site(prediction: Prediction | None, name: str) -> Site | None:
+    return next((site for site in prediction or () if site.name == name), None)
+
+
+def _row(site: Site | None, what: str) -> str:
+    if site is None:
+        return f"{'-':>11}{'-':>10}{'-':>8}"
+    if what == "signal":
+        predicted, measured, factor = site.forward, site.forward_measured, site.forward_tolerance
+    else:
+        predicted, measured, factor = site.backward, site.backward_measured, site.backward_tolerance
+    return f"{predicted:>11.3g}{measured:>10.3g}{f'x{factor:.3g}':>8}"
