@@ -18,14 +18,14 @@ GOOD = {
     "classes": 10, "logit_variance": 1.0, "learning_rate": 0.1, "weight_norm": 1.0, "weight_decay": 0.1,
     "gradient": 1.0, "momentum": 0.5, "step": 3, "layer": 3, "placement": "pre", "layers": 3, "alpha": 2.0, "blocks": 3,
     "weight_second_moment": 0.01, "input_second_moment": 1.0, "gradient_second_moment": 1.0, "gamma_squared": 1.0,
-    "derivative_second_moment": 1.0, "variance": 1.0, "eps": 1e-5, "weight_shape": (16, 8, 3, 3), "input_size": (8, 8),
+    "derivative_second_moment": 1.0, "variance": 1.0, "eps": 1e-5, "alike": 0.5, "samples": 8, "weight_shape": (16, 8, 3, 3), "input_size": (8, 8),
 }  # fmt: skip
 FLAGS_AND_OPTIONS = {"transposed", "centred", "path", "kinks"}
 NO_NUMBERS = [
     "x", math.nan, -math.inf, -1.5, [], torch.ones(2), torch.ones((), requires_grad=True), 1j, object(), {}, True,
     np.array(["a"]), np.ones((2, 2)), torch.nn.Softmax(-1),
 ]  # fmt: skip
-SIGNED = {"mean", "log_gain", "slope", "gamma", "beta", "input_mean", "weight_mean", "scale", "skip", "c"}
+SIGNED = {"mean", "log_gain", "slope", "gamma", "beta", "input_mean", "weight_mean", "scale", "skip", "c", "alike"}
 ARRAYS = {"q"}  # of the maps, which take an array for an array
 OTHERWISE_TESTED = {
     "activation", "as_activation", "expectation", "pair_expectation", "phase_diagram", "coordinate_check",

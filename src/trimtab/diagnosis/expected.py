@@ -53,7 +53,7 @@ def silent(site: Site | None, samples: int) -> float | None:
     Returns:
         The share.
     """
-    known = site is not None and site.forward > 0 and math.isfinite(site.mean) and site.alike <= 1
+    known = site is not None and site.forward > 0 and math.isfinite(site.mean) and abs(site.alike) <= 1
     return (
         silent_share(site.forward, site.mean, site.alike, samples) if site is not None and known and samples else None
     )

@@ -7,7 +7,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from trimtab.propagation._activation import Array
-from trimtab.propagation._checks import require_between, require_finite, require_positive
+from trimtab.propagation._checks import require_between, require_finite, require_positive, require_whole
 from trimtab.propagation.functions import ActivationLike, as_activation
 
 REACH = 9.0  # standard deviations; P(|z| > 9) = 2e-19
@@ -70,14 +70,12 @@ def silent_share(q: float, mean: float, alike: float, samples: int) -> float:
         The share.
 
     Raises:
-        PropagationError: If q is not positive, `alike` is over 1 or `samples` is not at least 1.
+        PropagationError: If q is not positive, `alike` is no correlation or `samples` is no whole number from 1 up.
     """
     require_positive("the second moment q", q)
     require_finite("the mean", mean)
-    if not alike <= 1.0 or samples < 1:
-        raise PropagationError(
-            f"alike is {alike} and samples is {samples}; a correlation up to 1 and at least one sample are needed"
-        )
+    require_between("the correlation alike", alike, -1.0, 1.0)
+    require_whole("samples", samples)
     between, within = max(q * alike - mean**2, 0.0), max(q * (1.0 - alike), 0.0)
     z = np.linspace(-REACH, REACH, 4001)
     weight = np.exp(-0.5 * z**2)
