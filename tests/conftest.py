@@ -1,5 +1,6 @@
 """Fixtures that run trimtab's command line, and scripts, in processes of their own."""
 
+import gc
 import json
 import os
 import signal
@@ -12,6 +13,12 @@ from pathlib import Path
 import pytest
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
+
+
+def pytest_collection_finish():
+    """Torch and the tests are there for good: no search for garbage need look through them."""
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass
