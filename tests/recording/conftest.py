@@ -1,4 +1,4 @@
-"""Every test of this room runs with one thread and must leave torch as it found it."""
+"""Every test of this room must leave torch as it found it."""
 
 import gc
 
@@ -8,15 +8,6 @@ from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim_module
 
 BACKWARD = torch.autograd.backward
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True, scope="module")
