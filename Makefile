@@ -7,6 +7,8 @@ READY  := $(VENV)/.ready
 # The oldest supported Python first: the pinned requirements were taken there. Another one: make setup PYTHON=python3.13
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+# A worker has its own torch, about 1 GB; one that is done takes over tests from another.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all lint types layers check bench wheel clean
@@ -29,10 +31,10 @@ demo: $(READY) ## the main job on real data
 	$(BIN)/trimtab demo
 
 test: $(READY) ## the fast tier of the tests
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: $(READY) ## both tiers, before a closing note
-	$(BIN)/python -m pytest -m ''
+	$(PYTEST) -m ''
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check

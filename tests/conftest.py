@@ -1,5 +1,6 @@
-"""Fixtures that run trimtab's command line, and scripts, in processes of their own."""
+"""What every test begins with; fixtures that run trimtab's command line, and scripts, in processes of their own."""
 
+import gc
 import json
 import os
 import signal
@@ -12,6 +13,28 @@ from pathlib import Path
 import pytest
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
+
+
+def pytest_collection_finish():
+    """Torch and the tests are there for good: no search for garbage need look through them."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """One thread a process: the tests themselves run side by side."""
+    import torch  # not above: the process that hands the tests out needs none
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    """Which test ran before in this process must not matter."""
+    import torch
+
+    torch.manual_seed(0)
 
 
 @dataclass

@@ -51,17 +51,21 @@ def become(request):
     sys.argv = ["-m", *request["arguments"]]
 
 
-def run_plainly(path, arguments):
-    """What `python PATH ARGUMENTS` does."""
+def run_plainly(path, *arguments):
+    """What `python PATH ARGUMENTS` or `python -m MODULE ARGUMENTS` does."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = main
+    if path == "-m":
+        sys.argv = ["-m", *arguments[1:]]
+        runpy._run_module_as_main(arguments[0])
+        return
     full = os.path.join(os.getcwd(), path)
     sys.argv = [path, *arguments]
     sys.path[0] = os.path.dirname(full)
     with open(full, "rb") as file:
         code = compile(file.read(), full, "exec", dont_inherit=True)
-    main = types.ModuleType("__main__")
-    main.__dict__.update(__builtins__=builtins, __annotations__={}, __file__=full, __cached__=None)
-    main.__loader__ = SourceFileLoader("__main__", full)
-    sys.modules["__main__"] = main
+    main.__dict__.update(__file__=full, __cached__=None, __loader__=SourceFileLoader("__main__", full))
     exec(code, main.__dict__)
 
 
@@ -94,7 +98,7 @@ if __name__ == "__main__":
     become(asked)
     try:
         if asked["plain"]:
-            run_plainly(asked["arguments"][0], asked["arguments"][1:])
+            run_plainly(*asked["arguments"])
         else:
             runpy._run_module_as_main("trimtab")
     except BaseException as raised:

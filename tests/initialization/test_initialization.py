@@ -27,12 +27,6 @@ ACTIVATIONS = {"tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU, "selu": nn.SEL
 DEPTH, WIDTH = 30, 256
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 

@@ -4,14 +4,11 @@ import doctest
 import re
 from pathlib import Path
 
-import torch
-
 PAGE = Path(__file__).parents[2] / "docs" / "initialization.md"
 
 
 def test_the_python_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
     names, told = {"__name__": "page"}, []
     runner, parser = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE), doctest.DocTestParser()
     text = PAGE.read_text(encoding="utf-8")

@@ -12,12 +12,6 @@ from trimtab.norms.auditing import Fact, audit, momentum_for_updates
 from trimtab.norms.auditing.statistics import least_eps
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def found(model, code, *args, **more):
     """The facts of one code that are amiss."""
     return [fact for fact in audit(model, *args, **more) if fact.code == code]

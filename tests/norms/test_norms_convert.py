@@ -20,12 +20,6 @@ from trimtab.norms.frozen_batch_norm import FrozenBatchNorm
 EXACT = 1e-12
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def trained(*layers):
     """A model in float64 and evaluation mode whose normalizations are as if trained."""
     model = nn.Sequential(*layers).double().eval()

@@ -23,8 +23,6 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 @pytest.fixture(autouse=True)
 def _apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
 
 
 def blocks(page):

@@ -28,12 +28,6 @@ BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def trained(*layers):
     """A model in float64 and evaluation mode whose normalizations are as if trained."""
     model = (layers[0] if len(layers) == 1 else nn.Sequential(*layers)).double().eval()

@@ -13,14 +13,6 @@ from trimtab.norms.layers._kernels import NO_NUMBA, compiled_kernel
 LAYERS = {2: MaskedBatchNorm1d, 3: MaskedBatchNorm1d, 4: MaskedBatchNorm2d, 5: MaskedBatchNorm3d}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(params=["numba", "packed", "plain"])
 def path(request, monkeypatch):
     """Each path; the others cannot be taken."""

@@ -21,12 +21,6 @@ OWN = {
 each = pytest.mark.parametrize("own", OWN.values(), ids=OWN)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def trained(*parts):
     """A model in float64 whose batch layers are as if trained."""
     model = nn.Sequential(*parts).double().eval()

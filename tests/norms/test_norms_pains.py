@@ -27,12 +27,6 @@ from trimtab.norms.recalibration import UnequalBatchesWarning, recalibrate
 from trimtab.norms.recommendation import recommend
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def amiss(model, code, *args, **more):
     return [fact for fact in audit(model, *args, **more) if fact.code == code]
 

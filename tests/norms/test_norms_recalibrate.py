@@ -18,12 +18,6 @@ from trimtab.norms.recalibration import UnequalBatchesWarning, recalibrate
 pytestmark = pytest.mark.filterwarnings("ignore::trimtab.norms.recalibration.UnequalBatchesWarning")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def exactly(n, mean, std):
     """n numbers with exactly this mean and unbiased standard deviation."""
     x = torch.randn(n, 1, dtype=torch.float64)

@@ -9,13 +9,6 @@ from trimtab.norms._practice import PRACTICE, practice_of
 from trimtab.norms._tasks import FAMILIES
 from trimtab.norms.recommendation import Recommendation, recommend
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 LAYERS = {
     "BatchNorm", "SyncBatchNorm", "FrozenBatchNorm", "GroupNorm", "LayerNorm", "InstanceNorm", "RMSNorm", "spectral_norm",
 }  # fmt: skip

@@ -11,12 +11,6 @@ from trimtab.norms.residual import PLACEMENTS, Residual, deepnorm_scales
 from trimtab.norms.transformer import TransformerLayer
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def layer(placement="pre", **more):
     scale = deepnorm_scales(1)[0] if placement == "deep" else None
     depth = 2 if placement == "scaled" else None

@@ -14,12 +14,6 @@ from trimtab.norms import Residual
 from trimtab.propagation import PropagationError, jacobian
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def dense(function, x):
     """The Jacobian of the whole batch, as a matrix."""
     with sdpa_kernel(SDPBackend.MATH):

@@ -15,12 +15,6 @@ WIDTHS = (64, 128, 256, 512)
 BASE = WIDTHS[0]
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def standard(width):
     net = nn.Sequential(
         nn.Linear(16, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),

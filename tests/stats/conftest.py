@@ -1,21 +1,12 @@
-"""Fixtures that run a test on every path with one thread."""
+"""Fixtures that run a test on every path."""
 
 import numpy as np
 import pytest
-import torch
 
 from trimtab.stats import Tape
 from trimtab.stats._backend import NO_NUMBA, compiled_kernel
 from trimtab.stats._device_kernel import device_raw, rows_from_raw
 from trimtab.stats._layout import flatten
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=["numba", "torch"])
