@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from trimtab import Setup
 
-LEARNS = 0.6
+LEARNS = 0.5
 
 
 def ring(samples=2048):
