@@ -32,22 +32,35 @@ def noise(state: State, summed: int, kept: Sequence[int]) -> float:
 
 
 def shared(state: State, rows: Sequence[int]) -> float:
-    """Share of the variance of x^2 that all rows have in common: the mean squared correlation over pairs of rows."""
-    q = state.second_moment
-    if q <= 0:
+    """Share of the variance of x^2 that all rows have in common, with the correlation that they have by chance."""
+    return min(common(state, rows) + state.alike, 1.0) if state.second_moment > 0 else 1.0
+
+
+def common(state: State, axes: Sequence[int]) -> float:
+    """Mean, over pairs along axes, of Cov(x^2, x'^2)/Var x^2 = (2 c^2 + 4 m^2 c)/(2 v^2 + 4 m^2 v) for Gaussians of mean m.
+
+    Args:
+        state: Of which tensor.
+        axes: Along which of its axes pairs differ.
+
+    Returns:
+        The mean, from 0 to 1.
+    """
+    level = state.mean**2
+    variance = state.second_moment - level
+    if variance <= 1e-12 * state.second_moment:
         return 1.0
-    table, total, count = state.kappa, 0.0, 1.0
-    picked = table
-    for axis in range(table.ndim):
-        if axis not in rows:
+    picked, count = state.kappa, 1.0
+    for axis in range(picked.ndim):
+        if axis not in axes:
             picked = picked.take([1], axis)
-    square = (picked / q) ** 2
-    for axis in rows:
+    c = picked - level
+    square = np.maximum((2.0 * c**2 + 4.0 * level * c) / (2.0 * variance**2 + 4.0 * level * variance), 0.0)
+    for axis in axes:
         n = state.sizes[axis]
         square = (square.take([1], axis) + (n - 1) * square.take([0], axis)) / n
         count *= n
-    total = float(square.reshape(-1)[0])
-    return min(max(total, _neighbours(state) / count) + state.alike, 1.0)
+    return min(max(float(square.reshape(-1)[0]), _neighbours(state) / count), 1.0)
 
 
 def _neighbours(state: State) -> float:
