@@ -20,6 +20,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "prediction"))
 import prediction_nets as nets
+import prediction_random as drawn
 
 from trimtab.prediction import predict
 
@@ -93,6 +94,28 @@ def main() -> None:
         )
     if arguments.only in "cost":
         cost()
+    if arguments.only in "random":
+        calibration(400)
+
+
+def calibration(count: int) -> None:
+    """How many measurements of random nets lie in their band, and the size of their distance in its standard deviations."""
+    outcomes = [drawn.outcome(seed) for seed in range(count)]
+    print(
+        f"\n{'random nets':16}{'nets':>6}{'signal':>9}{'gradient':>10}{'last':>8}{'rms':>6}{'first g.':>10}{'rms':>6}"
+    )
+    for kind in ("", *sorted({o.kind for o in outcomes})):
+        some = [o for o in outcomes if kind in {"", o.kind}]
+        found = drawn.coverage(some)
+        last, first = (
+            math.sqrt(statistics.fmean(v**2 for v in values))
+            for values in ([o.forward[-1] for o in some], [o.backward[0] for o in some])
+        )
+        print(
+            f"{kind or 'all':16}{len(some):6}{found['forward']:9.2%}{found['backward']:10.2%}{found['last site']:8.1%}"
+            f"{last:6.2f}{found['first gradient']:10.1%}{first:6.2f}",
+            flush=True,
+        )
 
 
 def first_input(batch: Any, found: Any) -> float:

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from trimtab.prediction import predict
 from trimtab.prediction.engine import forward
-from trimtab.prediction.fused import BIASES, causal, unfolded
+from trimtab.prediction.expansion import expanded_calls
+from trimtab.prediction.fused_attention import BIASES, causal
 from trimtab.prediction.registry import Call, Value
 from trimtab.prediction.rules.softmax import squares
 from trimtab.prediction.state import independent
@@ -160,7 +161,7 @@ def test_every_fused_operation_follows_one_law(name):
     else:
         given["is_causal"] = True
     kwargs = {key: item for key, item in given.items() if key in names}
-    calls = unfolded([Call(name, operation, (), kwargs, (out, None), {3: measured_state(mask)})])
+    calls = expanded_calls([Call(name, operation, (), kwargs, (out, None), {3: measured_state(mask)})])
     found = forward(calls, states, {}, set())
     assert not found.uncovered
     draws = [

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from prediction_draws import Said, over_draws
 from torch import nn
 from torch.nn import functional
 
@@ -61,29 +62,6 @@ def test_the_correlation_map_of_relu_is_the_arc_cosine_kernel():
     field, _ = applied([field_of(1, State(((8,), (8,)), rho))], torch.relu)
     closed = (np.sqrt(1 - rho**2) + (math.pi - np.arccos(rho)) * rho) / (2 * math.pi)
     assert state_of(field).kappa == pytest.approx(closed, rel=2e-3)
-
-
-def over_draws(make, batch, draws=24):
-    """Mean error of each site over draws of the weights."""
-    forward, backward = [], []
-    for seed in range(draws):
-        torch.manual_seed(seed)
-        found = predict(make(), batch)
-        assert found.coverage == 1.0, dict(found.uncovered)
-        forward.append([s.forward_error for s in found])
-        backward.append([s.backward_error for s in found])
-    return np.mean(forward, 0), np.mean(backward, 0)
-
-
-class Said(nn.Module):
-    """A function between two layers."""
-
-    def __init__(self, function, before, after):
-        super().__init__()
-        self.before, self.after, self.function = before, after, function
-
-    def forward(self, x):
-        return self.after(self.function(self.before(x)))
 
 
 POOLS = {

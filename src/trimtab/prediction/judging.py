@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from trimtab.prediction.engine import Flow
 from trimtab.prediction.listening import Heard
-from trimtab.prediction.rules.contractions import shared
+from trimtab.prediction.rules.contractions import common
 from trimtab.prediction.state import State
 from trimtab.propagation import band
 from trimtab.report.prediction import Odd, Site
@@ -79,8 +79,7 @@ def _alike(state: State | None) -> float:
 def log_variance(state: State) -> float:
     """Var log of what a tensor shows: the scatter below it, and that of its own finite number of units."""
     units = [n for d, f in enumerate(state.dims) for n in f if d > 0] or [1]
-    rows = state.axes(0)
-    own = state.spread * shared(state, rows) / math.prod(units)
+    own = state.spread * (common(state, range(len(state.sizes))) + state.alike / math.prod(units))
     return state.scatter + own + (FORM / SIGMAS) ** 2
 
 

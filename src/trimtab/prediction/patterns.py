@@ -1,4 +1,4 @@
-"""What is written in several operations but is one: gates, and RMS normalization; what is one but stands for several: attention.
+"""What is written in several operations but is one: gates, and RMS normalization.
 
 Term by term the n of (h - n) z + n would stand there twice as if its parts knew nothing of each other: five times its second moment in
 a GRU. And the gradient through the mean square of a RMS normalization takes away 1/n where it would seem to add it.
@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
+from trimtab.prediction.expansion import expanded_calls
 from trimtab.prediction.fields import applied, field_of, state_of
-from trimtab.prediction.fused import unfolded
 from trimtab.prediction.registry import Call, Gradients, Value, register_rule
 from trimtab.prediction.rules.pointwise import added, multiplied, summed_to
 from trimtab.prediction.state import State
@@ -20,7 +20,7 @@ BLEND = "trimtab.blend"
 
 
 def blended(calls: Sequence[Call]) -> list[Call]:
-    """The operations, with each gate of three as one, and each fused attention in its parts.
+    """The operations, with each gate of three as one, and what stands for several as these.
 
     Args:
         calls: The operations in order.
@@ -28,7 +28,7 @@ def blended(calls: Sequence[Call]) -> list[Call]:
     Returns:
         The operations; a blend takes h, n and z.
     """
-    calls = unfolded(calls)
+    calls = expanded_calls(calls)
     uses = Counter(v.id for call in calls for v in call.args if isinstance(v, Value))
     dead = [c for c in calls if c.name == "aten.clone" and not any(v is not None and uses[v.id] for v in c.outputs)]
     uses.subtract(c.args[0].id for c in dead)  # copies that autograd keeps for itself

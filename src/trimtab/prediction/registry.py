@@ -40,6 +40,8 @@ class Call:
         states: The state of each tensor in the arguments, by id; a rule for the way back finds the outputs' too.
         shown: Second moments of the gradient at inputs that a rule for the way back has passed over, to where they came from.
         partials: Mean squared derivative by each argument, where the operation is pointwise over one Gaussian.
+        repeats: Of an index, by id: how often the entry of a mean place is taken, and the share of pairs of rows that take the
+            same one.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Call:
     states: dict[int, State] = field(default_factory=dict)
     partials: dict[int, float] = field(default_factory=dict)
     shown: dict[int, float] = field(default_factory=dict)
+    repeats: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def state(self, value: Any) -> State:
         """The state of an argument or an output.

@@ -88,7 +88,7 @@ class State:
     def axes(self, *dimensions: int) -> tuple[int, ...]:
         """Positions of the axes of these dimensions."""
         starts = np.cumsum([0, *map(len, self.dims)])
-        wanted = sorted(d % max(self.ndim, 1) for d in dimensions)
+        wanted = sorted(d % self.ndim for d in dimensions) if self.dims else []
         return tuple(k for d in wanted for k in range(starts[d], starts[d + 1]))
 
     def scaled(self, factor: float) -> "State":

@@ -5,6 +5,7 @@ apart by the memory they occupy; what does not depend on the batch (weights and 
 noise) is *known* and measured where an operation uses it. No tensor is kept.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from trimtab.prediction.laws import coarse
+from trimtab.prediction.lookups import repeats
 from trimtab.prediction.registry import Call, Value, plain_name
 from trimtab.prediction.state import NoRuleError, State, measure
 
@@ -32,6 +34,9 @@ SAME = frozenset({"aten.detach", "aten.alias", "aten.lift_fresh"})
 """What gives another handle on the same tensor."""
 
 
+LOOKUPS = frozenset({"aten.index", "aten.index_select", "aten.gather"})
+
+
 def key_of(tensor: Tensor) -> Key | None:
     """Where a tensor lies in memory and how, None if it has no memory of its own."""
     if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
@@ -39,6 +44,13 @@ def key_of(tensor: Tensor) -> Key | None:
     pointer = tensor.untyped_storage().data_ptr()
     place = int(tensor.storage_offset())
     return (pointer, place, tuple(tensor.shape), tuple(tensor.stride())) if pointer else None
+
+
+def _place(part: Key, whole: Key) -> tuple[int, ...] | None:
+    """The shape of a part as one of as many dimensions as the whole, told by how far apart its entries lie in memory."""
+    left = {stride: n for n, stride in zip(part[2], part[3], strict=True) if n > 1}
+    shape = tuple(left.pop(stride, 1) if n > 1 else 1 for n, stride in zip(whole[2], whole[3], strict=True))
+    return None if left else shape
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own lacks types
@@ -60,6 +72,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self._ids: dict[Key, Value] = {}
         self._in_storage: dict[int, set[Key]] = {}
         self._signal: set[int] = set()  # storages that hold part of the signal
+        self._written: dict[
+            int, tuple[Value | None, dict[Key, Value]]
+        ] = {}  # what was there before, and parts written since
         self._known: dict[tuple[int, int, bool | None], State] = {}
         self._count = 0
 
@@ -102,6 +117,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             if signal and any(outputs):
                 new_args, new_kwargs = tree_map(lambda t: values[id(t)] if isinstance(t, Tensor) else t, (args, kwargs))
                 call = Call(name, function, new_args, new_kwargs, outputs, states)
+                if name in LOOKUPS:
+                    call.repeats.update({values[k].id: v for k, v in repeats(args).items() if values[k]})  # type: ignore[union-attr]
                 self._write(call, [v for v in values.values() if v is not None], given, result)
             return result
         finally:
@@ -120,11 +137,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             if key is None:
                 outputs.append(None)
                 continue
+            before: Value | None = None
             if key[0] not in storages:
                 self._forget(key[0])
             elif writes:
+                before = self._whole(key)
                 self._forget(key[0], but=key)
             value = self._enter(key, not signal, tensor.is_floating_point())
+            if writes and before is None:
+                self._written.pop(key[0], None)
+            elif writes and signal and before is not None:
+                self._written.setdefault(key[0], (None if before.known else before, {}))[1][key] = value
             outputs.append(value if value.real else None)
         return tuple(outputs)
 
@@ -169,8 +192,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         value = self._enter(key, key[0] not in self._signal, tensor.is_floating_point())
         if not value.known and value.real:  # a tensor that was written piece by piece
             self.values[value.id] = moments(tensor)
-            self.calls.append(Call("a write into a part", None, (), {}, (value,)))
+            base, parts = self._written.get(key[0], (None, {}))
+            places = [_place(part, key) for part in parts]
+            self.calls.append(
+                Call("trimtab.written_in_parts", None, (base, list(parts.values()), places), {}, (value,))
+            )
         return value
+
+    def _whole(self, key: Key) -> Value | None:
+        """A tensor that a written one is part of, as far as it has a name."""
+        known = self._in_storage.get(key[0], set())
+        largest = max(known, key=lambda k: math.prod(k[2]), default=key)
+        return self._ids[largest] if math.prod(largest[2]) > math.prod(key[2]) else None
 
     def _enter(self, key: Key, known: bool, real: bool) -> Value:
         self._count += 1
@@ -191,6 +224,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             self._in_storage[storage] = kept
         if but is None:
             self._signal.discard(storage)
+            self._written.pop(storage, None)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from trimtab.prediction.axes import Labels, contract, matched, named
+from trimtab.prediction.axes import Labels, contract, fold, matched, named
 from trimtab.prediction.registry import Call, Gradients, Value, register_rule
 from trimtab.prediction.rules.pointwise import added, rooted, summed_to
 from trimtab.prediction.state import GAUSSIAN, State, size
@@ -32,22 +32,35 @@ def noise(state: State, summed: int, kept: Sequence[int]) -> float:
 
 
 def shared(state: State, rows: Sequence[int]) -> float:
-    """Share of the variance of x^2 that all rows have in common: the mean squared correlation over pairs of rows."""
-    q = state.second_moment
-    if q <= 0:
+    """Share of the variance of x^2 that all rows have in common, with the correlation that they have by chance."""
+    return min(common(state, rows) + state.alike, 1.0) if state.second_moment > 0 else 1.0
+
+
+def common(state: State, axes: Sequence[int]) -> float:
+    """Mean, over pairs along axes, of Cov(x^2, x'^2)/Var x^2 = (2 c^2 + 4 m^2 c)/(2 v^2 + 4 m^2 v) for Gaussians of mean m.
+
+    Args:
+        state: Of which tensor.
+        axes: Along which of its axes pairs differ.
+
+    Returns:
+        The mean, from 0 to 1.
+    """
+    level = state.mean**2
+    variance = state.second_moment - level
+    if variance <= 1e-12 * state.second_moment:
         return 1.0
-    table, total, count = state.kappa, 0.0, 1.0
-    picked = table
-    for axis in range(table.ndim):
-        if axis not in rows:
+    picked, count = state.kappa, 1.0
+    for axis in range(picked.ndim):
+        if axis not in axes:
             picked = picked.take([1], axis)
-    square = (picked / q) ** 2
-    for axis in rows:
+    c = picked - level
+    square = np.maximum((2.0 * c**2 + 4.0 * level * c) / (2.0 * variance**2 + 4.0 * level * variance), 0.0)
+    for axis in axes:
         n = state.sizes[axis]
         square = (square.take([1], axis) + (n - 1) * square.take([0], axis)) / n
         count *= n
-    total = float(square.reshape(-1)[0])
-    return min(max(total, _neighbours(state) / count) + state.alike, 1.0)
+    return min(max(float(square.reshape(-1)[0]), _neighbours(state) / count), 1.0)
 
 
 def _neighbours(state: State) -> float:
@@ -100,12 +113,37 @@ def _multiply(call: Call) -> State:
     return _signal_first(call, a, first, b, second, out)
 
 
+def known_share(state: State, weight: State, summed: Sequence[int], result: float) -> float:
+    """Share of a product's second moment that the sums over known weights have for certain, by the mean of what they weigh.
+
+    Inputs of mean m give each unit m times its sum of weights, the second moment of which over the units was measured.
+
+    Args:
+        state: What is weighed.
+        weight: The weights.
+        summed: Axes of the weights that are summed over.
+        result: The second moment of the product.
+
+    Returns:
+        The share, from 0 to 1.
+    """
+    n = size([weight.sizes[a] for a in summed])
+    sums = float(fold(weight.kappa, weight.sizes, summed).reshape(-1)[-1]) * float(n) ** 2
+    return min(max(state.mean**2 * sums / result, 0.0), 1.0) if result > 0 else 0.0
+
+
 def _signal_first(call: Call, a: Value, first: str, b: Value, second: str, out: str) -> State:
     if a.known:
         a, first, b, second = b, second, a, first
-    state = call.state(a)
-    result = product(state, first, call.state(b), second, out)
-    return replace(result, roots=frozenset({b.id})) if b.known and state.roots else result
+    state, other = call.state(a), call.state(b)
+    result = product(state, first, other, second, out)
+    if not b.known:
+        return result
+    summed = other.axes(*(k for k, letter in enumerate(second) if letter not in out))
+    share = known_share(state, other, summed, result.second_moment)
+    # of (m s + v)^2 with s known, the variance is 4 m^2 s^2 v^2 + 2 v^4
+    result = replace(result, spread=result.spread * (1.0 - share**2))
+    return replace(result, roots=frozenset({b.id})) if state.roots else result
 
 
 def _multiply_back(call: Call, gradients: Sequence[State | None]) -> Gradients:

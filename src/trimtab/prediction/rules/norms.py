@@ -100,7 +100,7 @@ def _backward(norm: _Norm, gradient: State) -> State:
     flat = _off_mean(norm, state) / spread
     # each group divides by its own variance; the mean of 1/var is above 1/mean by their scatter
     chance = state.alike if norm.over_samples else 0.0
-    alike = shared(replace(state, kappa=flat, alike=chance), norm.axes) if variance > 0 else 0.0
+    alike = shared(replace(state, kappa=flat, mean=0.0, alike=chance), norm.axes) if variance > 0 else 0.0
     level = (1.0 + min(2.0 * alike, 1.0) * (variance / spread) ** 2) / spread
     kappa = _off_mean(norm, gradient)
     along = fold(kappa * flat, state.sizes, norm.axes)
