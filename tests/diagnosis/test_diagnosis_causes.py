@@ -1,7 +1,7 @@
 """The table of causes, and the order of reading."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trimtab.diagnosis.causes import EXPLAINS, LATER, RANK, explain
@@ -160,6 +160,12 @@ def reaches_itself(graph, start):
     return False
 
 
+@example([
+    said("missing-from-optimizer"),
+    said("stale-running-stats", begins=1),
+    said("excessive-weight-decay", begins=1),
+    said("signal-collapse"),
+])
 @given(st.lists(FOUND, max_size=12, unique_by=lambda entry: entry[0].code))
 def test_any_set_of_findings_comes_out_complete_roots_first_without_cycles(found):
     ordered = explain(found)

@@ -1,12 +1,13 @@
 """The pages of `trimtab explain` name the numbers that the rules use: no page may drift from its rule."""
 
+import math
 import re
 
 import numpy as np
 import pytest
 import torch
 
-from trimtab.diagnosis import batch_norms, batches_alike, decay, evaluation, first_step, flow, fresh, view
+from trimtab.diagnosis import along_time, batch_norms, batches_alike, decay, evaluation, first_step, flow, fresh, view
 from trimtab.diagnosis.rules import (
     clipping_dominates,
     dead_units,
@@ -29,6 +30,7 @@ from trimtab.diagnosis.rules import (
     stale_running_stats,
     symmetric_init,
     train_eval_gap,
+    unscaled_attention,
     unscaled_inputs,
     unscaled_targets,
     vanishing_gradient,
@@ -179,7 +181,11 @@ NUMBERS = [
     ("unscaled-inputs", after("of size", unscaled_inputs.SIZE)),
     ("unscaled-inputs", before("spreads", unscaled_inputs.OFFSET)),
     ("unscaled-targets", before("times", unscaled_targets.FAR)),
+    ("unscaled-attention", after("at least", unscaled_attention.SURE)),
+    ("unscaled-attention", before("times that of equal weights", unscaled_attention.ABOVE)),
+    ("unscaled-attention", before("times 1/√d", unscaled_attention.USUAL)),
     ("vanishing-gradient", before("steps", first_step.PLANNED)),
+    ("vanishing-gradient", before("powers of ten, after", along_time.FORGOTTEN)),
     ("vanishing-gradient", tenfold(vanishing_gradient.FADES)),
     ("vanishing-gradient", before("powers of ten", vanishing_gradient.GONE)),
     ("vanishing-gradient", after("under", vanishing_gradient.STILL) + " of their weight"),
@@ -391,3 +397,15 @@ def test_what_a_decay_leaves_of_a_gain():
     quoted("decayed-norm-parameters", "0.11 after 72 steps", "1.1e-4 after 300")
     assert f"{(1 - 0.03) ** 72:.2f}" == "0.11"
     assert f"{(1 - 0.03) ** 300:.1e}" == "1.1e-04"
+
+
+def test_unscaled_attention_quotes_softmaxes_of_normal_logits():
+    """By 20,000 draws of 32 logits; the second digit is sure to half of one."""
+    draws = np.random.default_rng(0).normal(size=(20_000, 32))
+    for d, share in ((1, 0.16), (16, 0.64), (64, 0.82)):
+        weights = np.exp(math.sqrt(d) * draws)
+        largest = float((weights / weights.sum(1, keepdims=True)).max(1).mean())
+        assert largest == pytest.approx(share, abs=0.006)
+        quoted("unscaled-attention", f"| {d} | {d} | {share} |")
+    assert float(np.abs(8 * (draws[:, 0] - draws[:, 1])).mean()) == pytest.approx(9, abs=0.2)
+    quoted("unscaled-attention", "differ by nine in the mean")

@@ -13,10 +13,10 @@ from trimtab.prediction import predict
 from trimtab.prediction.engine import forward
 from trimtab.prediction.expansion import expanded_calls
 from trimtab.prediction.fused_attention import BIASES, causal
+from trimtab.prediction.measuring import measured_state
 from trimtab.prediction.registry import Call, Value
 from trimtab.prediction.rules.softmax import squares
 from trimtab.prediction.state import independent
-from trimtab.prediction.trace import measured_state
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 VISIBLE = torch.ones(12, 12, dtype=torch.bool).tril()

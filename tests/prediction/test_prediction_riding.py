@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import trimtab
 from trimtab import _torch
 from trimtab.diagnosis.expected import predictions
-from trimtab.prediction import predict
+from trimtab.prediction import listening, predict, trace
 
 
 class Last(nn.Module):
@@ -211,3 +211,36 @@ def test_nothing_of_a_ride_is_left_in_the_model():
         copy.deepcopy(model)(x)
         optimizer.step()
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("place", ["before", "after", "hear", "backward_ended", "gradient", "begin"])
+def test_a_fault_of_the_rides_own_leaves_run_and_record_alone(monkeypatch, place):
+    def fails(*args, **kwargs):
+        raise MemoryError("no room")
+
+    if place == "after":
+        monkeypatch.setattr(trace.Tracer, "_outputs", fails)
+    elif place == "before":
+        monkeypatch.setattr(trace.Tracer, "_value", fails)
+    elif place == "gradient":
+        monkeypatch.setattr(listening, "measured_state", fails)
+    else:
+        monkeypatch.setattr(listening.Listener, place, fails)
+
+    def run(watched):
+        torch.manual_seed(1)
+        model = Last("LSTM")
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        x = torch.randn(4, 6, 5)
+        if not watched:
+            return [step(model, optimizer, x) for _ in range(3)], None
+        with trimtab.watch(model, optimizer) as watch:
+            losses = [step(model, optimizer, x) for _ in range(3)]
+        return losses, watch.record
+
+    (a, record), (b, _) = run(True), run(False)
+    assert a == b
+    assert record.step_count == 3
+    assert "fault" not in record.facts
+    assert "no room" in record.facts["predictions"]["0"]["declined"]
+    assert not _torch.dispatch_mode_is_active()

@@ -254,7 +254,11 @@ def _in_reading_order(findings: list[Finding]) -> tuple[Finding, ...]:
     ordered: list[Finding] = []
     for root in (r for r in roots if r.severity != "note"):
         ordered.append(root)
-        ordered += [f for f in rest if root.code in f.causes and f not in ordered]
-    ordered += [f for f in rest if f not in ordered]
+        told = {root.code}
+        while follows := next((f for f in rest if told & set(f.causes)), None):
+            rest.remove(follows)
+            ordered.append(follows)
+            told.add(follows.code)
+    ordered += rest
     ordered += [r for r in roots if r.severity == "note"]
     return tuple(ordered)

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from trimtab.prediction.laws import coarse
+from trimtab.prediction.measuring import FEW
 from trimtab.prediction.registry import Call, Value
 from trimtab.prediction.state import State, constant, dims_of
 from trimtab.prediction.steps import Steps
-from trimtab.prediction.trace import FEW
 
 BIASES = {
     "aten._scaled_dot_product_flash_attention_for_cpu": "attn_mask",

@@ -16,8 +16,9 @@ from trimtab.prediction.attention import attentions
 from trimtab.prediction.engine import backward, forward
 from trimtab.prediction.judging import judged
 from trimtab.prediction.listening import Listener
+from trimtab.prediction.measuring import likened, measured_state
 from trimtab.prediction.patterns import blended
-from trimtab.prediction.trace import Tracer, likened, measured_state
+from trimtab.prediction.trace import Tracer
 from trimtab.recording.walk import tensors
 from trimtab.report.prediction import Prediction
 
@@ -108,7 +109,12 @@ def concluded(name: str, tracer: Tracer, listener: Listener, *, single: bool) ->
 
     Returns:
         The prediction.
+
+    Raises:
+        Exception: What went wrong while the pass was written down.
     """
+    if tracer.fault is not None:
+        raise tracer.fault
     calls = blended(tracer.calls)
     flow = forward(calls, tracer.sources, tracer.values, {h.value.id for h in listener.heard})
     seen = {h.value.id: h.backward for h in listener.heard if h.backward is not None}

@@ -44,8 +44,8 @@ class Ride:
         self._listener = Listener(model, self._tracer)
         self._single = all(t.ndim == 0 or t.shape[0] == 1 for t in tensors((args, kwargs)))
         self.running = True
-        self._tracer.__enter__()  # type: ignore[no-untyped-call]  # torch's own lacks types
         self._listener.begin((args, kwargs))
+        self._tracer.__enter__()  # type: ignore[no-untyped-call]  # torch's own lacks types
 
     @property
     def listening(self) -> bool:

@@ -19,6 +19,8 @@ Dims = tuple[tuple[int, ...], ...]
 GAUSSIAN = 2.0
 """Var(x^2)/(E x^2)^2 of a centred Gaussian."""
 MANY_AXES = 8
+MOST_VALUES = 2**24
+"""Of a larger tensor the first rows stand for all."""
 
 
 class NoRuleError(Exception):
@@ -107,6 +109,13 @@ def dims_of(shape: Sequence[int]) -> Dims:
     return tuple((n,) if n > 1 else () for n in shape)
 
 
+def few_rows(tensor: Tensor) -> Tensor:
+    """The first rows of a very large tensor, at least two of them; any other as it is."""
+    if tensor.numel() <= MOST_VALUES or tensor.ndim < 2 or tensor.shape[0] < 3:
+        return tensor
+    return tensor[: max(2, tensor.shape[0] * MOST_VALUES // tensor.numel())]
+
+
 @torch.no_grad()
 def measure(tensor: Tensor) -> State:
     """The state of a tensor that is there: every covariance by means over subsets of its axes.
@@ -123,12 +132,10 @@ def measure(tensor: Tensor) -> State:
     Raises:
         NoRuleError: If it has more dimensions than a table of covariances bears.
     """
-    values = tensor.detach()
-    if not values.is_floating_point():
+    dims = dims_of(tensor.shape)
+    values = few_rows(tensor.detach())
+    if not values.is_floating_point() or values.dtype in {torch.float16, torch.bfloat16}:
         values = values.to(torch.float32)
-    if values.dtype in {torch.float16, torch.bfloat16}:
-        values = values.to(torch.float32)
-    dims = dims_of(values.shape)
     flat = values.reshape([n for n in values.shape if n > 1])
     if flat.ndim > MANY_AXES:
         raise NoRuleError(f"a tensor of {values.ndim} dimensions")

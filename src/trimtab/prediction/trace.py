@@ -7,7 +7,7 @@ noise) is *known* and measured where an operation uses it. No tensor is kept.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,12 +15,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from trimtab.prediction.laws import coarse
 from trimtab.prediction.lookups import repeats
+from trimtab.prediction.measuring import likened, measured_state, moments, shown_moments
 from trimtab.prediction.registry import Call, Value, plain_name
 from trimtab.prediction.state import NoRuleError, State, measure
-
-MOST_ROWS, FEW = 256, 8  # of a mask, that are looked at, and points of the law they have
 
 Key = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
@@ -53,6 +51,23 @@ def _place(part: Key, whole: Key) -> tuple[int, ...] | None:
     return None if left else shape
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The tensors that an operation is given, which values they are, whether any is signal, and the states of the others."""
+
+    given: list[Tensor]
+    values: dict[int, Value | None]
+    signal: bool
+    states: dict[int, State]
+
+
+def _hidden_where(name: str, args: tuple[Any, ...]) -> bool | None:
+    """The value of a boolean mask that stands for what is left out, None where there is no mask."""
+    if name == "aten.where" and len(args) == 3:
+        return not (isinstance(args[1], Tensor) and args[1].ndim > 0)
+    return True if name == "aten.masked_fill" else None
+
+
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own lacks types
     """Writes down the operations that run while `listening`.
 
@@ -61,6 +76,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         sources: The states that are read from the batch, by tensor.
         values: What was measured of each floating result that is not a view: mean square and mean.
         listening: Whether operations are written down.
+        fault: What went wrong in writing down, if anything did; nothing is written from then on.
     """
 
     def __init__(self) -> None:
@@ -69,6 +85,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self.sources: dict[int, State] = {}
         self.values: dict[int, tuple[float, float]] = {}
         self.listening = False
+        self.fault: Exception | None = None
         self._ids: dict[Key, Value] = {}
         self._in_storage: dict[int, set[Key]] = {}
         self._signal: set[int] = set()  # storages that hold part of the signal
@@ -107,22 +124,41 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             return function(*args, **kwargs)
         self.listening = False
         try:
+            seen = self._seen(name, args, kwargs)
+            result = function(*args, **kwargs)
+            if seen is not None:
+                self._write_down(name, function, args, kwargs, seen, result)
+            return result
+        finally:
+            self.listening = self.fault is None
+
+    def _seen(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Seen | None:
+        """What is known of the arguments; None where that could not be told: the user's operation runs all the same."""
+        try:
             given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
             values = {id(t): self._value(t) for t in given}
             signal = name not in FACTORIES and any(v is not None and not v.known for v in values.values())
             hidden = _hidden_where(name, args) if signal else None
-            states = self._known_states(given, values, hidden) if signal else {}
-            result = function(*args, **kwargs)
-            outputs = self._outputs(function, given, result, signal)
-            if signal and any(outputs):
+            return _Seen(given, values, signal, self._known_states(given, values, hidden) if signal else {})
+        except Exception as error:
+            self.fault = error
+            return None
+
+    def _write_down(
+        self, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seen: _Seen, result: Any
+    ) -> None:
+        """The operation that has run, unless that could not be told."""
+        try:
+            values = seen.values
+            outputs = self._outputs(function, seen.given, result, seen.signal)
+            if seen.signal and any(outputs):
                 new_args, new_kwargs = tree_map(lambda t: values[id(t)] if isinstance(t, Tensor) else t, (args, kwargs))
-                call = Call(name, function, new_args, new_kwargs, outputs, states)
+                call = Call(name, function, new_args, new_kwargs, outputs, seen.states)
                 if name in LOOKUPS:
                     call.repeats.update({values[k].id: v for k, v in repeats(args).items() if values[k]})  # type: ignore[union-attr]
-                self._write(call, [v for v in values.values() if v is not None], given, result)
-            return result
-        finally:
-            self.listening = True
+                self._write(call, [v for v in values.values() if v is not None], seen.given, result)
+        except Exception as error:
+            self.fault = error
 
     def _outputs(self, function: Any, given: list[Tensor], result: Any, signal: bool) -> tuple[Value | None, ...]:
         """New names for the floating results; none at all where all of them are tensors that have one already."""
@@ -163,7 +199,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             if read:  # rows of a table that indices of the batch look up: read from both
                 self.sources[value.id] = measured_state(tensor)
             elif call.function._schema.is_mutable or tensor.untyped_storage().data_ptr() not in storages:
-                self.values[value.id] = _shown_moments(tensor)
+                self.values[value.id] = shown_moments(tensor)
 
     def _known_states(
         self, given: list[Tensor], values: dict[int, Value | None], hidden: bool | None
@@ -225,77 +261,3 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         if but is None:
             self._signal.discard(storage)
             self._written.pop(storage, None)
-
-
-@torch.no_grad()
-def moments(tensor: Tensor) -> tuple[float, float]:
-    """Mean square and mean."""
-    values = tensor.detach()
-    norm = float(torch.linalg.vector_norm(values, dtype=torch.float64 if values.element_size() < 4 else None))
-    if norm < 1e-12:  # squares below what float32 holds
-        norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
-    return norm**2 / values.numel(), float(values.mean())
-
-
-@torch.no_grad()
-def likened(state: State, tensor: Tensor) -> State:
-    """The state with the mean squared correlation of two samples: of gradients of ten classes a tenth, of two classes all."""
-    rows = tensor.detach()[:128].flatten(1).to(torch.float32) if tensor.ndim > 1 else None
-    if rows is None or len(rows) < 2:
-        return state
-    unit = torch.nn.functional.normalize(rows, dim=1)
-    square = (unit @ unit.T).square()
-    n = len(rows)
-    return replace(state, alike=min(float((square.sum() - square.diagonal().sum()) / (n * (n - 1))), 1.0))
-
-
-@torch.no_grad()
-def measured_state(tensor: Tensor, hidden: bool | None = None) -> State:
-    """The state of a tensor that is there; -inf in a mask of attention scores counts as left out.
-
-    Args:
-        tensor: The tensor.
-        hidden: For a boolean mask, the value that leaves a score out; None if it does not mask.
-
-    Returns:
-        Its state; that of a mask holds the softmax of the mask alone.
-    """
-    if tensor.dtype == torch.bool:
-        state = measure(tensor.float())
-        if hidden is None or tensor.ndim < 2:
-            return state
-        return replace(state, mask=_choice(_masking(tensor == hidden)))
-    if tensor.is_floating_point() and tensor.ndim >= 2 and bool(torch.isneginf(tensor).any()):
-        state = measure(tensor.masked_fill(torch.isneginf(tensor), 0.0))
-        return replace(state, mask=_choice(tensor))
-    return measure(tensor)
-
-
-def _choice(mask: Tensor) -> State:
-    """What a softmax of the mask alone gives, with the law of its weights."""
-    weights = mask.to(torch.float32).softmax(-1).nan_to_num(0.0)
-    rows = weights.reshape(-1, weights.shape[-1])
-    some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), MOST_ROWS), device=rows.device).long()]
-    given = some[some > 0].double().cpu().numpy()
-    return replace(measure(weights), law=coarse((given, given / given.sum()), FEW) if len(given) else None)
-
-
-def _masking(hidden: Tensor) -> Tensor:
-    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
-
-
-def _hidden_where(name: str, args: tuple[Any, ...]) -> bool | None:
-    """The value of a boolean mask that stands for what is left out, None where there is no mask."""
-    if name == "aten.where" and len(args) == 3:
-        return not (isinstance(args[1], Tensor) and args[1].ndim > 0)
-    return True if name == "aten.masked_fill" else None
-
-
-@torch.no_grad()
-def _shown_moments(tensor: Tensor) -> tuple[float, float]:
-    """Moments of a result; those of scores under a mask without what it leaves out."""
-    found = moments(tensor)
-    if found[1] == -torch.inf:
-        kept = tensor[~torch.isneginf(tensor)]
-        return moments(kept) if kept.numel() else found
-    return found

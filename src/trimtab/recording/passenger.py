@@ -90,9 +90,8 @@ class Seat:
         self._tries[index] = tries + 1
         try:
             self._rider = self._rides[index] = self._board(module, args, kwargs)
-        except UsageError as error:
-            self.facts[str(index)] = {"declined": str(error)}
-            self._told = False
+        except Exception as error:  # what is foretold is not worth a record
+            self._decline(index, error)
             return
         self._thread = threading.get_ident()
         end = watched.end(module)
@@ -111,12 +110,19 @@ class Seat:
         """
         rider = self.rider
         if rider is not None and self._rides.get(model) is rider:
-            rider.left(name, module, args, output)
+            try:
+                rider.left(name, module, args, output)
+            except Exception as error:
+                self.end()
+                self._decline(model, error)
 
     def backward_ended(self) -> None:
         """A backward pass has ended."""
-        for ride in self._rides.values():
-            ride.backward_ended()
+        for index, ride in list(self._rides.items()):
+            try:
+                ride.backward_ended()
+            except Exception as error:
+                self._decline(index, error)
 
     def end(self) -> None:
         """The forward call is over, however it ended."""
@@ -132,6 +138,13 @@ class Seat:
         if self._rider is not None:
             self._rider.listening = False
 
+    def _decline(self, index: int, error: Exception) -> None:
+        """Nobody rides along this model: what was refused, or has gone wrong."""
+        self._rides.pop(index, None)
+        said = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+        self.facts[str(index)] = {"declined": said}
+        self._told = False
+
     def step_ended(self) -> bool:
         """Ask those who have seen all that they will see what they make of it.
 
@@ -141,10 +154,9 @@ class Seat:
         self.end()
         done = [i for i, ride in self._rides.items() if ride.answered or self._tries[i] == TRIES]
         for index in done:
-            ride = self._rides.pop(index)
             try:
-                self.facts[str(index)] = ride.prediction().to_dict()
-            except Exception as error:  # what is foretold is not worth a record
-                self.facts[str(index)] = {"declined": f"{type(error).__name__}: {error}"}
+                self.facts[str(index)] = self._rides.pop(index).prediction().to_dict()
+            except Exception as error:
+                self._decline(index, error)
         changed, self._told = bool(done) or not self._told, True
         return changed
