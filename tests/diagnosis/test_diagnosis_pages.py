@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab.diagnosis import batch_norms, batches_alike, decay, evaluation, first_step, flow, fresh, view
+from trimtab.diagnosis import batch_norms, batches_alike, conditioning, decay, evaluation, first_step, flow, fresh, view
 from trimtab.diagnosis.rules import (
     clipping_dominates,
     dead_units,
@@ -15,6 +15,7 @@ from trimtab.diagnosis.rules import (
     excessive_weight_decay,
     exploding_gradient,
     frozen_parameters,
+    ill_conditioned,
     learning_rate_too_high,
     learning_rate_too_low,
     missing_zero_grad,
@@ -96,6 +97,13 @@ NUMBERS = [
     ("exploding-gradient", before("steps", flow.EARLY)),
     ("frozen-parameters", plain(fresh.SIGNIFICANCE)),
     ("frozen-parameters", before("recorded steps", frozen_parameters.ENOUGH)),
+    ("ill-conditioned", percent(ill_conditioned.SHARE)),
+    ("ill-conditioned", percent(ill_conditioned.COSTS)),
+    ("ill-conditioned", percent(ill_conditioned.BREAKS)),
+    ("ill-conditioned", after("at most", ill_conditioned.SCALE)),
+    ("ill-conditioned", before("samples", conditioning.SAMPLES)),
+    ("ill-conditioned", before("of them", conditioning.WIDEST)),
+    ("ill-conditioned", before("samples for each", conditioning.PER_FEATURE)),
     ("learning-rate-too-high", before("times", learning_rate_too_high.GROWTH)),
     ("learning-rate-too-high", percent(learning_rate_too_high.LARGE)),
     ("learning-rate-too-high", percent(learning_rate_too_high.KILLS)),

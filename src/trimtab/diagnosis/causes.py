@@ -34,6 +34,7 @@ RANK = (
     "saturated-units",
     "exploding-gradient",
     "vanishing-gradient",
+    "ill-conditioned",
     "clipping-dominates",
     "learning-rate-too-high",
     "learning-rate-too-low",
@@ -60,6 +61,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "frozen-parameters": frozenset({"learning-rate-too-low", "vanishing-gradient", "signal-collapse"}),
     "double-softmax": frozenset({"vanishing-gradient", "learning-rate-too-low", "saturated-units"}),
     "unscaled-inputs": frozenset({
+        "ill-conditioned",
         "exploding-gradient",
         "dead-units",
         "saturated-units",
@@ -165,7 +167,8 @@ EXPLAINS: dict[str, frozenset[str]] = {
     }),
     "exploding-gradient": frozenset({"learning-rate-too-high", "nonfinite-loss", "clipping-dominates"}),
     "vanishing-gradient": frozenset({"learning-rate-too-low"}),
-    "clipping-dominates": frozenset({"learning-rate-too-low"}),
+    "ill-conditioned": frozenset({"learning-rate-too-low"}),
+    "clipping-dominates": frozenset({"learning-rate-too-low", "ill-conditioned"}),
     "learning-rate-too-high": frozenset({"nonfinite-loss", "train-eval-gap", "stale-running-stats"}),
 }
 
