@@ -1,7 +1,7 @@
 """Problems of the optimization: inputs that are badly conditioned, critics without a bound, rates that start too high."""
 
 import torch
-from problems import healthy, passes, problem
+from problems import healthy, healthy_and_slow, passes, problem
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
@@ -92,3 +92,130 @@ def a_wide_net_on_powers():
     y = torch.sin(4 * t)
     model = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 1))
     return regression(model, x, y, Adam(model.parameters(), lr=0.01), 300)
+
+
+# Critics ---------------------------------------------------------------------------------------------------------------
+
+
+class Gan(nn.Module):
+    """A generator and a critic of points in a plane."""
+
+    def __init__(self, width=32, act=lambda: nn.LeakyReLU(0.2), wrap=lambda layer: layer):
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+        self.critic = nn.Sequential(
+            wrap(nn.Linear(2, width)), act(), wrap(nn.Linear(width, width)), act(), wrap(nn.Linear(width, 1))
+        )
+
+
+def points(n=2048):
+    z = torch.randn(n, 4, generator=seeded())
+    real = torch.randn(n, 2, generator=seeded(1)) * 0.5 + torch.tensor([2.0, -2.0])
+    return passes(z, real)
+
+
+def penalty(critic, real, fake):
+    share = torch.rand(len(real), 1)
+    between = (share * real + (1 - share) * fake).requires_grad_()
+    (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+    return 10 * (slope.norm(dim=1) - 1).square().mean()
+
+
+def adversarial(model, optimizers, turns=3, extra=None, after=None, score=None, steps=200):
+    """Critic's turns, then the generator's; `score` gives the critic's loss of what it says of fake and real."""
+    score = score or (lambda fake, real: fake.mean() - real.mean())
+
+    def step(setup, batch):
+        z, real = batch
+        of_g, of_c = setup.optimizers
+        for _ in range(turns):
+            of_c.zero_grad()
+            fake = setup.model.generator(z).detach()
+            loss = score(setup.model.critic(fake), setup.model.critic(real))
+            if extra is not None:
+                loss = loss + extra(setup.model.critic, real, fake)
+            loss.backward()
+            of_c.step()
+            if after is not None:
+                after(setup.model.critic)
+        of_g.zero_grad()
+        setup.loss(setup.model, batch).backward()
+        of_g.step()
+        return loss
+
+    return Setup(model, optimizers, points(), lambda m, b: -m.critic(m.generator(b[0])).mean(), steps, step=step)
+
+
+def adams(model, lr=1e-3):
+    return [Adam(part.parameters(), lr=lr, betas=(0.5, 0.9)) for part in (model.generator, model.critic)]
+
+
+CRITIC = ("critic.0", "critic.2", "critic.4")
+
+
+@problem(
+    "lipschitz-blowup",
+    *CRITIC,
+    also=("learning-rate-too-high", "nonfinite-loss", "exploding-gradient", "dead-units"),
+    slow=True,
+)
+def critic_without_a_penalty(broken):
+    model = Gan()
+    return adversarial(model, adams(model, 3e-3), extra=None if broken else penalty)
+
+
+@problem(
+    "lipschitz-blowup",
+    *CRITIC,
+    also=("learning-rate-too-high", "nonfinite-loss", "exploding-gradient", "dead-units"),
+    slow=True,
+)
+def critic_with_relu_without_clipping(broken):
+    model = Gan(width=48, act=nn.ReLU)
+
+    def clip(critic):
+        for p in critic.parameters():
+            p.data.clamp_(-0.1, 0.1)
+
+    optimizers = [torch.optim.RMSprop(part.parameters(), lr=2e-3) for part in (model.generator, model.critic)]
+    return adversarial(model, optimizers, after=None if broken else clip)
+
+
+@problem(
+    "lipschitz-blowup",
+    *CRITIC,
+    also=("learning-rate-too-high", "nonfinite-loss", "exploding-gradient", "dead-units"),
+    slow=True,
+)
+def critic_without_spectral_norm(broken):
+    model = Gan() if broken else Gan(wrap=nn.utils.parametrizations.spectral_norm)
+    return adversarial(model, adams(model, 2e-3), turns=5)
+
+
+@problem(
+    "lipschitz-blowup", "0", "2", also=("learning-rate-too-high", "nonfinite-loss", "exploding-gradient", "dead-units")
+)
+def energy_without_an_end(broken):
+    """An energy that is lowered at data and raised elsewhere; its twin holds the energies near zero."""
+    model = nn.Sequential(nn.Linear(2, 32), nn.SiLU(), nn.Linear(32, 1))
+
+    def loss(m, batch):
+        noise, data = m(4 * batch[0][:, :2]), m(batch[1])
+        gap = data.mean() - noise.mean()
+        return gap if broken else gap + 0.5 * (data.square().mean() + noise.square().mean())
+
+    return Setup(model, Adam(model.parameters(), lr=0.01), points(), loss, 300)
+
+
+@healthy_and_slow
+def critic_with_a_hinge():
+    model = Gan()
+    return adversarial(model, adams(model), score=lambda fake, real: F.relu(1 + fake).mean() + F.relu(1 - real).mean())
+
+
+@healthy_and_slow
+def critic_of_logits():
+    model = Gan()
+    return adversarial(
+        model, adams(model), turns=1, score=lambda fake, real: F.softplus(fake).mean() + F.softplus(-real).mean()
+    )

@@ -20,6 +20,7 @@ CODES = [
     "unscaled-inputs",
     "unscaled-targets",
     "ill-conditioned",
+    "lipschitz-blowup",
     "learning-rate-too-high",
     "learning-rate-too-low",
     "clipping-dominates",
