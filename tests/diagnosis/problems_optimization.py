@@ -1,7 +1,7 @@
 """Problems of the optimization: inputs that are badly conditioned, critics without a bound, rates that start too high."""
 
 import torch
-from problems import healthy, healthy_and_slow, passes, problem
+from problems import digits, healthy, healthy_and_slow, passes, problem
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
@@ -219,3 +219,51 @@ def critic_of_logits():
     return adversarial(
         model, adams(model), turns=1, score=lambda fake, real: F.softplus(fake).mean() + F.softplus(-real).mean()
     )
+
+
+# Losses that jump, and losses that start too high ------------------------------------------------------------------------
+
+
+@problem("loss-at-init-off", "4", "loss", also=("learning-rate-too-low", "dead-units"))
+def head_drawn_too_large(broken):
+    """Logits of size fifteen, and a rate that takes the whole run to make them small."""
+    x, y = digits()
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+    if broken:
+        with torch.no_grad():
+            model[4].weight.mul_(120)
+    optimizer = SGD(model.parameters(), lr=0.02)
+    return Setup(model, optimizer, passes(x, y), lambda m, b: F.cross_entropy(m(b[0]), b[1]), 60 if broken else 300)
+
+
+@healthy
+def detector_drawn_too_large_that_learns():
+    """A yes or no per output, of which the net is sure before it has seen anything, and which it soon corrects."""
+    x, y = digits()
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+    with torch.no_grad():
+        model[2].weight.mul_(40)
+    answers = F.one_hot(y, 10).float()
+    optimizer = Adam(model.parameters(), lr=1e-3)
+    return Setup(
+        model, optimizer, passes(x, answers), lambda m, b: F.binary_cross_entropy_with_logits(m(b[0]), b[1]), 100
+    )
+
+
+@healthy
+def a_loss_that_jumps_at_a_warm_restart():
+    """The schedule starts anew from a high rate, and the loss with it."""
+    x, y = digits()
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = SGD(model.parameters(), lr=0.3, momentum=0.9)
+    restarts = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 100)
+    return Setup(model, optimizer, passes(x, y), lambda m, b: F.cross_entropy(m(b[0]), b[1]), 300, scheduler=restarts)
+
+
+@healthy
+def noisy_losses_of_single_samples():
+    """Batches of two: the loss jumps at every step, and comes down all the same."""
+    x, y = digits()
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = SGD(model.parameters(), lr=0.01)
+    return Setup(model, optimizer, passes(x, y, 2), lambda m, b: F.cross_entropy(m(b[0]), b[1]), 800)

@@ -19,6 +19,8 @@ from trimtab.diagnosis.rules import (
     learning_rate_too_high,
     learning_rate_too_low,
     lipschitz_blowup,
+    loss_at_init_off,
+    loss_spike,
     missing_zero_grad,
     nonfinite_loss,
     norm_placement,
@@ -121,6 +123,16 @@ NUMBERS = [
     ("lipschitz-blowup", before("times", lipschitz_blowup.BREAKS)),
     ("lipschitz-blowup", before("readings", lipschitz_blowup.FIRST)),
     ("lipschitz-blowup", percent(lipschitz_blowup.SAME)),
+    ("loss-at-init-off", before("times the loss of", loss_at_init_off.CLASSES)),
+    ("loss-at-init-off", f"{loss_at_init_off.SQUARES:g} times"),
+    ("loss-at-init-off", after("at least", loss_at_init_off.SIZE)),
+    ("loss-spike", before("losses before", loss_spike.WINDOW)),
+    ("loss-spike", before("robust standard deviations", loss_spike.DEVIATIONS)),
+    ("loss-spike", percent(loss_spike.REGAINED)),
+    ("loss-spike", before("steps of five", loss_spike.LASTS)),
+    ("loss-spike", before("times its usual size", loss_spike.OUTLIER)),
+    ("loss-spike", before("steps before", loss_spike.BEFORE)),
+    ("loss-spike", percent(loss_spike.LATE)),
     ("missing-zero-grad", percent(missing_zero_grad.SHARE)),
     ("missing-zero-grad", before("at least", missing_zero_grad.ENOUGH)),
     ("nonfinite-loss", power(nonfinite_loss.OVERFLOW)),
@@ -365,6 +377,25 @@ def test_norm_placement_quotes_what_stays_in_the_loss(size):
     assert norm_placement.HIGH == 1.5 / 6
     quoted("norm-placement", "3.3 for 20 layers")
     assert pytest.approx(3.3, abs=0.02) == (1 + 20 / 2) ** 0.5
+
+
+def test_a_step_of_adam_after_a_long_quiet():
+    quoted("loss-spike", "3.2 times the rate")
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.Adam([weight], lr=1.0)
+    for _ in range(5000):
+        weight.grad = torch.tensor([1e-6]) * (-1) ** _
+        optimizer.step()
+    before = weight.item()
+    weight.grad = torch.tensor([1.0])
+    optimizer.step()
+    assert before - weight.item() == pytest.approx(3.2, abs=0.05)
+
+
+def test_the_loss_of_logits_that_know_nothing():
+    quoted("loss-at-init-off", "ln 2 + s²/8", "ln K + s²/2 (1 - 1/K)")
+    z, s = torch.randn(4_000_000, generator=torch.Generator().manual_seed(0)), 0.5
+    assert float(torch.nn.functional.softplus(s * z).mean()) == pytest.approx(np.log(2) + s**2 / 8, rel=2e-3)
 
 
 def test_a_rate_just_beyond_the_limit():

@@ -21,6 +21,8 @@ CODES = [
     "unscaled-targets",
     "ill-conditioned",
     "lipschitz-blowup",
+    "loss-at-init-off",
+    "loss-spike",
     "learning-rate-too-high",
     "learning-rate-too-low",
     "clipping-dominates",

@@ -16,6 +16,8 @@ from trimtab.diagnosis.rules import (
     learning_rate_too_high,
     learning_rate_too_low,
     lipschitz_blowup,
+    loss_at_init_off,
+    loss_spike,
     missing_from_optimizer,
     missing_zero_grad,
     nonfinite_data,
@@ -58,6 +60,7 @@ RULES: tuple[Callable[[View], Iterator[Found]], ...] = (
     train_eval_gap.find,
     excessive_weight_decay.find,
     decayed_norm_parameters.find,
+    loss_at_init_off.find,
     signal_collapse.find,
     dead_units.find,
     saturated_units.find,
@@ -67,5 +70,6 @@ RULES: tuple[Callable[[View], Iterator[Found]], ...] = (
     clipping_dominates.find,
     learning_rate_too_high.find,
     learning_rate_too_low.find,
+    loss_spike.find,
     nonfinite_loss.find,
 )

@@ -73,7 +73,7 @@ def _critic(view: View, last: Layer, stepped: int) -> list[Layer]:
     layers = {
         layer.name: layer
         for layer in view.layers
-        if layer.model == last.model and view.record.label(layer.model, layer.weight) in held
+        if layer.model == last.model and held & {layer.weight, view.name(layer.model, layer.weight)}
     }
     queue, found = [last.name], []
     while queue:
