@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab.diagnosis import along_time, batch_norms, batches_alike, decay, evaluation, first_step, flow, fresh, view
+from trimtab.diagnosis import (
+    along_time,
+    batch_norms,
+    batches_alike,
+    conditioning,
+    decay,
+    evaluation,
+    first_step,
+    flow,
+    fresh,
+    view,
+)
 from trimtab.diagnosis.rules import (
     clipping_dominates,
     dead_units,
@@ -16,8 +27,12 @@ from trimtab.diagnosis.rules import (
     excessive_weight_decay,
     exploding_gradient,
     frozen_parameters,
+    ill_conditioned,
     learning_rate_too_high,
     learning_rate_too_low,
+    lipschitz_blowup,
+    loss_at_init_off,
+    loss_spike,
     missing_zero_grad,
     nonfinite_loss,
     norm_placement,
@@ -98,6 +113,13 @@ NUMBERS = [
     ("exploding-gradient", before("steps", flow.EARLY)),
     ("frozen-parameters", plain(fresh.SIGNIFICANCE)),
     ("frozen-parameters", before("recorded steps", frozen_parameters.ENOUGH)),
+    ("ill-conditioned", percent(ill_conditioned.SHARE)),
+    ("ill-conditioned", percent(ill_conditioned.COSTS)),
+    ("ill-conditioned", percent(ill_conditioned.BREAKS)),
+    ("ill-conditioned", after("at most", ill_conditioned.SCALE)),
+    ("ill-conditioned", before("samples", conditioning.SAMPLES)),
+    ("ill-conditioned", before("of them", conditioning.WIDEST)),
+    ("ill-conditioned", before("samples for each", conditioning.PER_FEATURE)),
     ("learning-rate-too-high", before("times", learning_rate_too_high.GROWTH)),
     ("learning-rate-too-high", percent(learning_rate_too_high.LARGE)),
     ("learning-rate-too-high", percent(learning_rate_too_high.KILLS)),
@@ -109,6 +131,21 @@ NUMBERS = [
     ("learning-rate-too-low", after("at least", learning_rate_too_low.LONG)),
     ("learning-rate-too-low", plain(learning_rate_too_low.OVER)),
     ("learning-rate-too-low", percent(learning_rate_too_low.SPENT)),
+    ("lipschitz-blowup", before("times", lipschitz_blowup.SLOPE)),
+    ("lipschitz-blowup", before("times", lipschitz_blowup.SPREAD)),
+    ("lipschitz-blowup", before("times", lipschitz_blowup.BREAKS)),
+    ("lipschitz-blowup", before("readings", lipschitz_blowup.FIRST)),
+    ("lipschitz-blowup", percent(lipschitz_blowup.SAME)),
+    ("loss-at-init-off", before("times the loss of", loss_at_init_off.CLASSES)),
+    ("loss-at-init-off", f"{loss_at_init_off.SQUARES:g} times"),
+    ("loss-at-init-off", after("at least", loss_at_init_off.SIZE)),
+    ("loss-spike", before("losses before", loss_spike.WINDOW)),
+    ("loss-spike", before("robust standard deviations", loss_spike.DEVIATIONS)),
+    ("loss-spike", percent(loss_spike.REGAINED)),
+    ("loss-spike", before("steps of five", loss_spike.LASTS)),
+    ("loss-spike", before("times its usual size", loss_spike.OUTLIER)),
+    ("loss-spike", before("steps before", loss_spike.BEFORE)),
+    ("loss-spike", percent(loss_spike.LATE)),
     ("missing-zero-grad", percent(missing_zero_grad.SHARE)),
     ("missing-zero-grad", before("at least", missing_zero_grad.ENOUGH)),
     ("nonfinite-loss", power(nonfinite_loss.OVERFLOW)),
@@ -357,6 +394,25 @@ def test_norm_placement_quotes_what_stays_in_the_loss(size):
     assert norm_placement.HIGH == 1.5 / 6
     quoted("norm-placement", "3.3 for 20 layers")
     assert pytest.approx(3.3, abs=0.02) == (1 + 20 / 2) ** 0.5
+
+
+def test_a_step_of_adam_after_a_long_quiet():
+    quoted("loss-spike", "3.2 times the rate")
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.Adam([weight], lr=1.0)
+    for _ in range(5000):
+        weight.grad = torch.tensor([1e-6]) * (-1) ** _
+        optimizer.step()
+    before = weight.item()
+    weight.grad = torch.tensor([1.0])
+    optimizer.step()
+    assert before - weight.item() == pytest.approx(3.2, abs=0.05)
+
+
+def test_the_loss_of_logits_that_know_nothing():
+    quoted("loss-at-init-off", "ln 2 + s²/8", "ln K + s²/2 (1 - 1/K)")
+    z, s = torch.randn(4_000_000, generator=torch.Generator().manual_seed(0)), 0.5
+    assert float(torch.nn.functional.softplus(s * z).mean()) == pytest.approx(np.log(2) + s**2 / 8, rel=2e-3)
 
 
 def test_a_rate_just_beyond_the_limit():

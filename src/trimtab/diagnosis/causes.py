@@ -22,6 +22,7 @@ RANK = (
     "norm-precision",
     "norm-placement",
     "residual-growth",
+    "lipschitz-blowup",
     "unscaled-attention",
     "small-batch-batchnorm",
     "padding-in-batch-stats",
@@ -29,14 +30,17 @@ RANK = (
     "train-eval-gap",
     "excessive-weight-decay",
     "decayed-norm-parameters",
+    "loss-at-init-off",
     "signal-collapse",
     "dead-units",
     "saturated-units",
     "exploding-gradient",
     "vanishing-gradient",
+    "ill-conditioned",
     "clipping-dominates",
     "learning-rate-too-high",
     "learning-rate-too-low",
+    "loss-spike",
     "nonfinite-loss",
 )
 """Codes from origin to consequence: the order of reading, and who is the cause where two explain each other."""
@@ -44,6 +48,7 @@ RANK = (
 EXPLAINS: dict[str, frozenset[str]] = {
     "nonfinite-data": frozenset(RANK[1:]),
     "missing-zero-grad": frozenset({
+        "loss-spike",
         "learning-rate-too-high",
         "exploding-gradient",
         "nonfinite-loss",
@@ -60,6 +65,9 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "frozen-parameters": frozenset({"learning-rate-too-low", "vanishing-gradient", "signal-collapse"}),
     "double-softmax": frozenset({"vanishing-gradient", "learning-rate-too-low", "saturated-units"}),
     "unscaled-inputs": frozenset({
+        "loss-spike",
+        "loss-at-init-off",
+        "ill-conditioned",
         "exploding-gradient",
         "dead-units",
         "saturated-units",
@@ -70,6 +78,8 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "clipping-dominates",
     }),
     "unscaled-targets": frozenset({
+        "loss-spike",
+        "loss-at-init-off",
         "exploding-gradient",
         "learning-rate-too-high",
         "learning-rate-too-low",
@@ -96,6 +106,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "nonfinite-loss",
     }),
     "norm-placement": frozenset({
+        "loss-at-init-off",
         "small-batch-batchnorm",
         "train-eval-gap",
         "signal-collapse",
@@ -106,12 +117,25 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "learning-rate-too-low",
     }),
     "residual-growth": frozenset({
+        "loss-at-init-off",
         "exploding-gradient",
         "learning-rate-too-high",
         "dead-units",
         "saturated-units",
         "clipping-dominates",
         "nonfinite-loss",
+    }),
+    "lipschitz-blowup": frozenset({
+        "loss-spike",
+        "signal-collapse",
+        "dead-units",
+        "saturated-units",
+        "exploding-gradient",
+        "vanishing-gradient",
+        "learning-rate-too-high",
+        "learning-rate-too-low",
+        "nonfinite-loss",
+        "clipping-dominates",
     }),
     "unscaled-attention": frozenset({"signal-collapse", "vanishing-gradient", "learning-rate-too-low"}),
     "small-batch-batchnorm": frozenset({
@@ -135,6 +159,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     }),
     "train-eval-gap": frozenset({"learning-rate-too-low"}),
     "excessive-weight-decay": frozenset({
+        "loss-spike",
         "train-eval-gap",
         "stale-running-stats",
         "decayed-norm-parameters",
@@ -163,16 +188,25 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "learning-rate-too-low",
         "clipping-dominates",
     }),
-    "exploding-gradient": frozenset({"learning-rate-too-high", "nonfinite-loss", "clipping-dominates"}),
+    "exploding-gradient": frozenset({
+        "loss-at-init-off",
+        "loss-spike",
+        "learning-rate-too-high",
+        "nonfinite-loss",
+        "clipping-dominates",
+    }),
     "vanishing-gradient": frozenset({"learning-rate-too-low"}),
-    "clipping-dominates": frozenset({"learning-rate-too-low"}),
-    "learning-rate-too-high": frozenset({"nonfinite-loss", "train-eval-gap", "stale-running-stats"}),
+    "ill-conditioned": frozenset({"learning-rate-too-low"}),
+    "clipping-dominates": frozenset({"learning-rate-too-low", "ill-conditioned"}),
+    "loss-spike": frozenset({"nonfinite-loss"}),
+    "learning-rate-too-high": frozenset({"loss-spike", "nonfinite-loss", "train-eval-gap", "stale-running-stats"}),
 }
 
 LATER = {
     ("vanishing-gradient", "signal-collapse"),
     ("dead-units", "signal-collapse"),
     ("exploding-gradient", "dead-units"),
+    ("loss-at-init-off", "dead-units"),
     ("exploding-gradient", "saturated-units"),
     ("learning-rate-too-high", "dead-units"),
     ("learning-rate-too-high", "saturated-units"),

@@ -9,6 +9,7 @@ import numpy as np
 
 from trimtab._setup import Setup
 from trimtab.diagnosis.causes import explain
+from trimtab.diagnosis.conditioning import modes
 from trimtab.diagnosis.evaluation import losses_by_mode
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.kinship import strangers
@@ -128,7 +129,7 @@ def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int]
             if progress is not None:
                 progress(done, setup.steps)
         recorder.close(how)
-        target.facts({"evaluation": losses_by_mode(setup)})
+        target.facts({"evaluation": losses_by_mode(setup), "modes": modes(setup)})
     except BaseException as error:
         how = f"{type(error).__name__}: {error}"
         raise
