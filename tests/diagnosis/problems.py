@@ -359,7 +359,14 @@ def nan_in_a_feature(broken):
     return Setup(net, Adam(net.parameters(), 3e-3), passes(x, y, 32), cross_entropy, 80)
 
 
-DIVERGES = ("learning-rate-too-high", "dead-units", "exploding-gradient", "nonfinite-loss", "signal-collapse")
+DIVERGES = (
+    "learning-rate-too-high",
+    "dead-units",
+    "exploding-gradient",
+    "nonfinite-loss",
+    "signal-collapse",
+    "ill-conditioned",
+)
 
 
 @problem("unscaled-inputs", "data", also=DIVERGES)
@@ -1333,7 +1340,9 @@ def root_mean_square_in_half(broken):
     return Setup(net, Adam(net.parameters(), 2e-3), passes(x, y), cross_entropy, 100)
 
 
-@problem("norm-precision", "0", also=("signal-collapse", "vanishing-gradient", "learning-rate-too-low"))
+@problem(
+    "norm-precision", "0", also=("signal-collapse", "vanishing-gradient", "learning-rate-too-low", "ill-conditioned")
+)
 def eps_above_the_variance(broken):
     x, y = digits()
     net = nn.Sequential(nn.LayerNorm(64, eps=0.5 if broken else 1e-8), *mlp(2))

@@ -97,6 +97,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "learning-rate-too-low",
     }),
     "norm-precision": frozenset({
+        "ill-conditioned",
         "stale-running-stats",
         "train-eval-gap",
         "signal-collapse",
@@ -147,6 +148,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     }),
     "padding-in-batch-stats": frozenset({"train-eval-gap", "stale-running-stats"}),
     "stale-running-stats": frozenset({
+        "loss-at-init-off",
         "train-eval-gap",
         "signal-collapse",
         "dead-units",
@@ -183,6 +185,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "signal-collapse": frozenset({"dead-units", "vanishing-gradient", "frozen-parameters", "learning-rate-too-low"}),
     "dead-units": frozenset({"vanishing-gradient", "learning-rate-too-low"}),
     "saturated-units": frozenset({
+        "loss-at-init-off",
         "vanishing-gradient",
         "exploding-gradient",
         "learning-rate-too-low",

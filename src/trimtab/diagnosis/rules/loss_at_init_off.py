@@ -27,6 +27,10 @@ def find(view: View) -> Iterator[Found]:
     limit = SQUARES if squares else CLASSES
     if first < limit * expected or (not squares and outputs < SIZE):
         return
+    if not all(
+        layer.trainable for layer in view.layers
+    ):  # what is kept was trained for something: this is not its beginning
+        return
     sources = tuple(dict.fromkeys(view.name(*view.split(source)) for source in view.loss.get("sources", ())))
     evidence = (
         Evidence(say("first loss"), first, expected, limit * expected, "", 0),
