@@ -291,3 +291,12 @@ def test_hooks():
         assert _torch.has_global_hooks()
         handle.remove()
     assert not _torch.has_global_hooks()
+
+
+def test_input_metadata():
+    x = torch.ones(3, 1, requires_grad=True)
+    assert _torch.output_shape((x - torch.ones(4)).grad_fn) == [3, 4]
+    assert _torch.output_shape(x.sum().grad_fn) == []
+    assert _torch.output_shape(torch.ones(2, 6, requires_grad=True).split(4, 1)[1].grad_fn, 1) == [2, 2]
+    assert _torch.output_shape(x.sum().grad_fn, 7) is None
+    assert _torch.output_shape(None) is None

@@ -26,6 +26,7 @@ CODES = [
     "missing-from-optimizer",
     "missing-zero-grad",
     "double-softmax",
+    "broadcast-loss",
 ]
 
 

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from trimtab import _torch
 from trimtab.errors import UsageError
 from trimtab.recording import batch_statistics, clock, details
+from trimtab.recording.broadcasting import broadcasts
 from trimtab.recording.clearing import Clearing
 from trimtab.recording.fed import Fed
 from trimtab.recording.graph import loss_facts, loss_scale
@@ -552,7 +553,8 @@ class Recorder:
             self._active, self._stepped = True, False
             self._keep_loss(losses)
             if window.detail and window.passes == window.first_pass + 1 and losses:
-                window.details["loss"] = loss_facts(losses[0], self._answers(losses[0]))
+                origins = self._answers(losses[0])
+                window.details["loss"] = loss_facts(losses[0], origins) | {"broadcasts": broadcasts(losses[0], origins)}
         except Exception as error:  # never into the user's backward pass
             self.fail(error)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.rules import (
+    broadcast_loss,
     clipping_dominates,
     dead_units,
     decayed_norm_parameters,
@@ -40,6 +41,7 @@ RULES: tuple[Callable[[View], Iterator[Found]], ...] = (
     missing_zero_grad.find,
     missing_from_optimizer.find,
     frozen_parameters.find,
+    broadcast_loss.find,
     double_softmax.find,
     unscaled_inputs.find,
     unscaled_targets.find,
