@@ -9,6 +9,7 @@
 - `Module._is_replica`: set on the copies that `DataParallel` makes for each device.
 - `Node._sequence_nr`: the number autograd gave an operation when it ran.
 - `Node._input_metadata`: shapes of what an operation has made, which its backward pass is given gradients of.
+- `torch.multiprocessing.reductions.StorageWeakRef`: a storage, not kept alive; while it is held, no other comes by its identity.
 - `torch.autograd.backward`: the one Python function behind `Tensor.backward`; it is wrapped while somebody listens.
 - `torch.compiler.set_stance(...)`: what it returns, a context manager, knows the stance before (`prev`).
 """
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
     "BackwardListener",
@@ -37,6 +39,7 @@ __all__ = [
     "output_shape",
     "sequence_number",
     "stop_listening_to_backward",
+    "weak_storage",
 ]
 
 
@@ -90,6 +93,15 @@ def output_shape(node: Any, index: int = 0) -> list[int] | None:
     try:
         return [int(size) for size in node._input_metadata[index].shape]
     except (AttributeError, IndexError, RuntimeError, TypeError):
+        return None
+
+
+def weak_storage(tensor: torch.Tensor) -> StorageWeakRef | None:
+    """The memory a tensor lies in, not kept alive; None for one without memory of its own: meta, sparse, functorch's wrappers."""
+    try:
+        storage = tensor.untyped_storage()
+        return StorageWeakRef(storage) if storage.data_ptr() else None  # type: ignore[no-untyped-call]
+    except (NotImplementedError, RuntimeError, TypeError, ValueError):
         return None
 
 

@@ -3,7 +3,7 @@
 import warnings
 
 import torch
-from problems import healthy, mlp, passes, problem, regress, table
+from problems import classify, healthy, mlp, passes, problem, regress, table
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam, RMSprop
@@ -105,3 +105,125 @@ def scores_ranked_in_pairs():
         return F.softplus(-(score - score.T) * torch.sign(y - y.T)).mean()
 
     return regress(net, Adam(net.parameters(), 2e-3), loss=loss)
+
+
+# A graph that is cut -----------------------------------------------------------------------------------------------------
+
+STANDS = ("learning-rate-too-low", "signal-collapse", "vanishing-gradient")
+
+
+class Tower(nn.Module):
+    """Convolutions, `cut` and a classifier of two layers."""
+
+    def __init__(self, cut):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
+        self.drop, self.a, self.b = nn.Dropout(0.1), nn.Linear(24, 16), nn.Linear(16, 10)
+        self.cut = cut
+
+    def forward(self, x):
+        return self.b(F.relu(self.a(self.drop(self.cut(self.features(x)).flatten(1)))))
+
+
+@problem("detached-graph", "features.0", "features.1", also=STANDS)
+def convolutions_whose_data_is_taken(broken):
+    net = Tower((lambda z: z.data) if broken else (lambda z: z))
+    return classify(net, Adam(net.parameters(), 5e-3), image=True)
+
+
+@problem("detached-graph", "features.0", "features.1", also=STANDS)
+def convolutions_made_into_a_new_tensor(broken):
+    net = Tower((lambda z: torch.tensor(z.tolist()) * 2) if broken else (lambda z: z * 2))
+    return classify(net, Adam(net.parameters(), 5e-3), image=True)
+
+
+@problem("detached-graph", "lstm", also=STANDS)
+def sequence_under_no_grad(broken):
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(8, 12, batch_first=True), nn.Linear(12, 10)
+
+        def forward(self, x):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not broken):
+                z, _ = self.lstm(x.view(-1, 8, 8))
+            return self.head(z[:, -1])
+
+    net = Reader()
+    return classify(net, Adam(net.parameters(), 1e-2))
+
+
+@problem("detached-graph", "encode", also=STANDS)
+def parts_that_the_loss_calls_itself(broken):
+    net = nn.ModuleDict({"encode": nn.Linear(64, 8), "decode": nn.Linear(8, 64)})
+
+    def loss(model, batch):
+        z = torch.tanh(model["encode"](batch[0]))
+        return F.mse_loss(model["decode"](z.detach() if broken else z), batch[0])
+
+    return classify(net, Adam(net.parameters(), 5e-3), 120, loss=loss)
+
+
+@problem("detached-graph", "loss")
+def a_loss_of_numbers(broken):
+    net = mlp(2)
+
+    def loss(model, batch):
+        scores = model(batch[0])
+        return F.cross_entropy(torch.tensor(scores.tolist(), requires_grad=True) if broken else scores, batch[1])
+
+    return classify(net, Adam(net.parameters(), 2e-3), loss=loss)
+
+
+class WithTarget(nn.Module):
+    """An encoder that also foretells what another one, which gets no gradient, says of the same input."""
+
+    def __init__(self, pace):
+        super().__init__()
+        self.encoder, self.target = nn.Linear(64, 16), nn.Linear(64, 16)
+        self.foretell, self.head, self.pace = nn.Linear(16, 16), nn.Linear(16, 10), pace
+
+    def forward(self, x):
+        z = torch.tanh(self.encoder(x))
+        with torch.no_grad():
+            aim = torch.tanh(self.target(x))
+            for own, other in zip(self.target.parameters(), self.encoder.parameters(), strict=True):
+                own.lerp_(other, self.pace)
+        return self.head(z), F.mse_loss(self.foretell(z), aim)
+
+
+def foretelling(pace):
+    net = WithTarget(pace)
+
+    def loss(model, batch):
+        scores, surprise = model(batch[0])
+        return F.cross_entropy(scores, batch[1]) + surprise
+
+    return classify(net, Adam(net.parameters(), 5e-3), loss=loss)
+
+
+@healthy
+def a_target_that_follows():
+    return foretelling(0.05)
+
+
+@healthy
+def a_target_that_stands():
+    return foretelling(0.0)
+
+
+@healthy
+def codes_passed_straight_through():
+    """Rounded codes in front, the gradient as if they were not: the detached part adds to one that is not."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encode, self.decode = nn.Linear(64, 16), nn.Linear(16, 10)
+
+        def forward(self, x):
+            z = torch.tanh(self.encode(x))
+            return self.decode(z + (torch.round(4 * z) / 4 - z).detach())
+
+    net = Net()
+    return classify(net, Adam(net.parameters(), 5e-3))

@@ -27,6 +27,7 @@ CODES = [
     "missing-zero-grad",
     "double-softmax",
     "broadcast-loss",
+    "detached-graph",
 ]
 
 

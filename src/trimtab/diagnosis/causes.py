@@ -13,6 +13,7 @@ RANK = (
     "nonfinite-data",
     "missing-zero-grad",
     "missing-from-optimizer",
+    "detached-graph",
     "frozen-parameters",
     "broadcast-loss",
     "double-softmax",
@@ -57,6 +58,14 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "learning-rate-too-low",
         "signal-collapse",
         "saturated-units",
+    }),
+    "detached-graph": frozenset({
+        "frozen-parameters",
+        "signal-collapse",
+        "dead-units",
+        "saturated-units",
+        "vanishing-gradient",
+        "learning-rate-too-low",
     }),
     "frozen-parameters": frozenset({"learning-rate-too-low", "vanishing-gradient", "signal-collapse"}),
     "broadcast-loss": frozenset({
