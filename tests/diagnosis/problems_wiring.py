@@ -3,7 +3,7 @@
 import warnings
 
 import torch
-from problems import classify, healthy, mlp, passes, problem, regress, table
+from problems import classify, cnn, healthy, mlp, passes, problem, regress, table
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam, RMSprop
@@ -227,3 +227,61 @@ def codes_passed_straight_through():
 
     net = Net()
     return classify(net, Adam(net.parameters(), 5e-3))
+
+
+# Half precision ----------------------------------------------------------------------------------------------------------
+
+FADED = ("vanishing-gradient", "learning-rate-too-low")
+
+
+def in_half(net, factor, scale=None, dtype=torch.float16, **more):
+    """A run under autocast whose loss carries a small factor, with a gradient scaler or without."""
+
+    def loss(model, batch):
+        with torch.autocast("cpu", dtype=dtype):
+            scores = model(batch[0])
+        return factor * F.cross_entropy(scores.float(), batch[1])
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+
+    def step(setup, batch):
+        setup.optimizer.zero_grad()
+        value = setup.loss(setup.model, batch)
+        scaler.scale(value).backward()
+        scaler.step(setup.optimizer)
+        scaler.update()
+        return value
+
+    return classify(net, Adam(net.parameters(), 2e-3, eps=1e-14), loss=loss, step=step, **more)
+
+
+@problem("loss-scale-underflow", "loop", also=FADED)
+def small_loss_without_a_scaler(broken):
+    return in_half(mlp(2), 1e-6, None if broken else 2.0**16)
+
+
+@problem("loss-scale-underflow", "loop", also=FADED)
+def scaler_that_begins_at_two(broken):
+    return in_half(cnn(3, norm=True), 1e-5, 2.0 if broken else 2.0**16, image=True)
+
+
+@problem("loss-scale-underflow", "loop", also=FADED)
+def half_weights_and_a_mean_over_many(broken):
+    """Everything in float16, and a loss that is divided by far more entries than there are."""
+    net = mlp(2).half()
+    factor = 2.0**-18 if broken else 1.0
+
+    def loss(model, batch):
+        return factor * F.cross_entropy(model(batch[0].half()).float(), batch[1])
+
+    return classify(net, SGD(net.parameters(), 0.1 / factor if broken else 0.1), loss=loss)
+
+
+@healthy
+def small_loss_in_bfloat16():
+    return in_half(mlp(2), 1e-6, dtype=torch.bfloat16)
+
+
+@healthy
+def half_precision_of_a_plain_loss():
+    return in_half(mlp(2), 1.0)

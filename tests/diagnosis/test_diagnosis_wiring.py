@@ -5,7 +5,7 @@ import pytest
 from diagnosis_cases import Made, evidence, findings, fresh_quantiles, only, row, stuck, trained_quantiles
 
 from trimtab.diagnosis.fresh import looks_drawn
-from trimtab.diagnosis.rules import broadcast_loss, detached_graph, frozen_parameters
+from trimtab.diagnosis.rules import broadcast_loss, detached_graph, frozen_parameters, loss_scale_underflow
 
 # broadcast-loss ----------------------------------------------------------------------------------------------------------
 
@@ -134,3 +134,58 @@ def test_any_draw_looks_drawn():
         assert looks_drawn({"shape": [64, 64], "quantiles": np.quantile(draw, points).tolist()})
     assert not looks_drawn({"shape": [256, 64], "quantiles": trained_quantiles([256, 64])})
     assert looks_drawn({"shape": [64, 64]})
+
+
+# loss-scale-underflow ----------------------------------------------------------------------------------------------------
+
+
+def half(dtype="float16", loss=2e-6, **gradients):
+    """Gradients as (share of zeros, size of the rest) by layer, in a chain whose outputs are in half precision."""
+    made = Made(loss=stuck(at=loss) if loss > 1 else [loss] * 30)
+    for link in made.links.values():
+        link["dtype"] = dtype
+    for name, (zeros, left) in gradients.items():
+        made.set(name, "gradient", [640, 0.0, left**2 * 640, left * (1 - zeros), 3 * left, 640 * zeros, 0])
+    return made
+
+
+def test_gradients_that_are_all_zero_for_their_size():
+    made = half(a=(1.0, 0.0), b=(1.0, 0.0), c=(1.0, 0.0))
+    finding, begins = only(loss_scale_underflow, made)
+    assert (finding.severity, finding.where, begins) == ("error", ("loop",), 0)
+    assert "output of c" in finding.summary
+    assert evidence(finding, "share of the gradient").measured == 1
+    assert evidence(finding, "size that one entry").measured == pytest.approx(2e-6 / 640, rel=1e-6)
+    assert findings(loss_scale_underflow, half(loss=2.3, a=(1.0, 0.0), b=(1.0, 0.0), c=(1.0, 0.0))) == []  # a flat loss
+
+
+@pytest.mark.parametrize(
+    ("gradients", "said"),
+    [
+        ({"c": (0.9, 1e-7)}, True),
+        ({"b": (0.9, 1e-7)}, True),
+        ({"c": (0.5, 1e-4)}, False),  # a rectifier
+        ({"c": (0.3, 1e-7)}, False),
+        ({"b": (1.0, 0.0), "c": (0.1, 1e-6)}, True),  # it has faded on its way
+        ({"b": (1.0, 0.0), "c": (0.1, 1e-2)}, False),  # a branch that starts at zero
+    ],
+)
+def test_zeros_are_lost_where_the_rest_is_as_small_as_can_be(gradients, said):
+    assert bool(findings(loss_scale_underflow, half(**gradients))) == said
+    assert findings(loss_scale_underflow, half("bfloat16", **gradients)) == []
+    assert findings(loss_scale_underflow, half("float32", **gradients)) == []
+
+
+def test_a_loss_scale_lifts_the_gradient():
+    made = half(c=(0.6, 1e-7))
+    assert findings(loss_scale_underflow, made)
+    record = made.record
+    for info in record.info:
+        info["loss_scale"] = 2.0**16
+    assert findings(loss_scale_underflow, record) == []
+
+
+def test_a_run_that_learns_gets_a_note():
+    made = half(c=(0.9, 1e-7))
+    made.losses = [2e-6] * 10 + [1e-7] * 20
+    assert only(loss_scale_underflow, made).finding.severity == "note"

@@ -28,6 +28,7 @@ CODES = [
     "double-softmax",
     "broadcast-loss",
     "detached-graph",
+    "loss-scale-underflow",
 ]
 
 

@@ -12,6 +12,7 @@ from trimtab.report import SEVERITIES, Finding
 RANK = (
     "nonfinite-data",
     "missing-zero-grad",
+    "loss-scale-underflow",
     "missing-from-optimizer",
     "detached-graph",
     "frozen-parameters",
@@ -52,6 +53,14 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "dead-units",
         "saturated-units",
         "clipping-dominates",
+    }),
+    "loss-scale-underflow": frozenset({
+        "signal-collapse",
+        "dead-units",
+        "saturated-units",
+        "vanishing-gradient",
+        "frozen-parameters",
+        "learning-rate-too-low",
     }),
     "missing-from-optimizer": frozenset({
         "vanishing-gradient",

@@ -16,6 +16,7 @@ from trimtab.diagnosis.rules import (
     frozen_parameters,
     learning_rate_too_high,
     learning_rate_too_low,
+    loss_scale_underflow,
     missing_from_optimizer,
     missing_zero_grad,
     nonfinite_data,
@@ -40,6 +41,7 @@ from trimtab.diagnosis.view import View
 RULES: tuple[Callable[[View], Iterator[Found]], ...] = (
     nonfinite_data.find,
     missing_zero_grad.find,
+    loss_scale_underflow.find,
     missing_from_optimizer.find,
     detached_graph.find,
     frozen_parameters.find,
