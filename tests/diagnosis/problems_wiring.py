@@ -285,3 +285,33 @@ def small_loss_in_bfloat16():
 @healthy
 def half_precision_of_a_plain_loss():
     return in_half(mlp(2), 1.0)
+
+
+# Gradients that are no numbers under a finite loss -----------------------------------------------------------------------
+
+
+@problem("nonfinite-loss", "loss")
+def root_of_zero_in_the_loss(broken):
+    """The distance of a prediction to itself, which starts at zero: its value is fine, its slope is 0/0."""
+    net, eps = mlp(2), 0.0 if broken else 1e-8
+
+    def loss(model, batch):
+        scores = model(batch[0])
+        away = (scores - scores.detach()).square().sum(1)
+        return F.cross_entropy(scores, batch[1]) + 0.1 * (away + eps).sqrt().mean()
+
+    return classify(net, Adam(net.parameters(), 2e-3), loss=loss)
+
+
+@problem("nonfinite-loss", "spread")
+def spread_of_one_value(broken):
+    class Spread(nn.Module):
+        def forward(self, x):
+            one = x[:, :1]
+            return (
+                x + ((one - one.mean(1, keepdim=True)).square().mean(1, keepdim=True) + (0 if broken else 1e-6)).sqrt()
+            )
+
+    net = nn.Sequential()
+    net.body, net.spread, net.head = nn.Linear(64, 24), Spread(), nn.Linear(24, 10)
+    return classify(net, SGD(net.parameters(), 0.05))

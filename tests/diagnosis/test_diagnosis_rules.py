@@ -686,6 +686,8 @@ def test_a_gradient_under_a_finite_loss():
     finding, begins = only(nonfinite_loss, made)
     assert begins == 5
     assert finding.where == ("b",)
+    made.set("c", "gradient", rows_with(5, 4))  # the last output's own: it comes out of the loss
+    assert only(nonfinite_loss, made).finding.where == ("loss",)
     made = Made()
     made.set("a.weight", "raw-gradient", rows_with(5, 4))
     assert only(nonfinite_loss, made).finding.where == ("a.weight",)
