@@ -8,6 +8,8 @@
 - `torch.nn.modules.module._has_any_global_hook`: whether there are hooks of all modules.
 - `Module._is_replica`: set on the copies that `DataParallel` makes for each device.
 - `Node._sequence_nr`: the number autograd gave an operation when it ran.
+- `Node._input_metadata`: shapes of what an operation has made, which its backward pass is given gradients of.
+- `torch.multiprocessing.reductions.StorageWeakRef`: a storage, not kept alive; while it is held, no other comes by its identity.
 - `torch.autograd.backward`: the one Python function behind `Tensor.backward`; it is wrapped while somebody listens.
 - `torch.compiler.set_stance(...)`: what it returns, a context manager, knows the stance before (`prev`).
 """
@@ -20,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
     "BackwardListener",
@@ -33,8 +36,10 @@ __all__ = [
     "is_replica",
     "is_traced",
     "listen_to_backward",
+    "output_shape",
     "sequence_number",
     "stop_listening_to_backward",
+    "weak_storage",
 ]
 
 
@@ -81,6 +86,23 @@ def is_replica(module: torch.nn.Module) -> bool:
 def sequence_number(node: Any) -> int:
     """The number of an autograd node: larger for operations that ran later on the same thread."""
     return int(node._sequence_nr())
+
+
+def output_shape(node: Any, index: int = 0) -> list[int] | None:
+    """The shape of an output of the operation behind an autograd node, None where it is not known."""
+    try:
+        return [int(size) for size in node._input_metadata[index].shape]
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        return None
+
+
+def weak_storage(tensor: torch.Tensor) -> StorageWeakRef | None:
+    """The memory a tensor lies in, not kept alive; None for one without memory of its own: meta, sparse, functorch's wrappers."""
+    try:
+        storage = tensor.untyped_storage()
+        return StorageWeakRef(storage) if storage.data_ptr() else None  # type: ignore[no-untyped-call]
+    except (NotImplementedError, RuntimeError, TypeError, ValueError):
+        return None
 
 
 _stance: Any = None

@@ -623,7 +623,7 @@ def random_encoder_frozen(broken):
     return classify(net, SGD([p for p in net.parameters() if p.requires_grad], 0.1, momentum=0.9))
 
 
-@problem("frozen-parameters", "encoder.0", "encoder.2")
+@problem("detached-graph", "encoder.0", "encoder.2")
 def encoder_behind_numpy(broken):
     net = Encoder((lambda z: torch.from_numpy(z.detach().numpy())) if broken else (lambda z: z))
     return classify(net, Adam(net.parameters(), 5e-3))

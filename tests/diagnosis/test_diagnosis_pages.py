@@ -24,6 +24,7 @@ from trimtab.diagnosis.rules import (
     dead_units,
     decayed_norm_parameters,
     degenerate_normalization,
+    detached_graph,
     excessive_weight_decay,
     exploding_gradient,
     frozen_parameters,
@@ -32,6 +33,7 @@ from trimtab.diagnosis.rules import (
     learning_rate_too_low,
     lipschitz_blowup,
     loss_at_init_off,
+    loss_scale_underflow,
     loss_spike,
     missing_zero_grad,
     nonfinite_loss,
@@ -120,6 +122,7 @@ NUMBERS = [
     ("ill-conditioned", before("samples", conditioning.SAMPLES)),
     ("ill-conditioned", before("of them", conditioning.WIDEST)),
     ("ill-conditioned", before("samples for each", conditioning.PER_FEATURE)),
+    ("detached-graph", before("recorded steps", detached_graph.ENOUGH)),
     ("learning-rate-too-high", before("times", learning_rate_too_high.GROWTH)),
     ("learning-rate-too-high", percent(learning_rate_too_high.LARGE)),
     ("learning-rate-too-high", percent(learning_rate_too_high.KILLS)),
@@ -146,6 +149,10 @@ NUMBERS = [
     ("loss-spike", before("times its usual size", loss_spike.OUTLIER)),
     ("loss-spike", before("steps before", loss_spike.BEFORE)),
     ("loss-spike", percent(loss_spike.LATE)),
+    ("loss-scale-underflow", percent(loss_scale_underflow.ZEROS)),
+    ("loss-scale-underflow", before("times the smallest", loss_scale_underflow.NEAR)),
+    ("loss-scale-underflow", before("recorded steps", loss_scale_underflow.EARLY)),
+    *(("loss-scale-underflow", f"2{power_of_two}") for power_of_two in ("⁻²⁴", "⁻¹⁴")),
     ("missing-zero-grad", percent(missing_zero_grad.SHARE)),
     ("missing-zero-grad", before("at least", missing_zero_grad.ENOUGH)),
     ("nonfinite-loss", power(nonfinite_loss.OVERFLOW)),
@@ -371,6 +378,18 @@ def test_norm_precision_quotes_what_the_formats_hold():
     for name, bits in norm_precision.BITS.items():
         assert 2.0 ** (1 - bits) == torch.finfo(getattr(torch, name)).eps
     assert pytest.approx(0.039, abs=1e-3) == 2.0**-8 / 0.1
+
+
+def test_loss_scale_underflow_quotes_what_the_format_holds():
+    half = torch.finfo(torch.float16)
+    quoted("loss-scale-underflow", "2⁻²⁴ = 6e-08", "2⁻²⁵", "2⁻¹⁴", "(2 %)")
+    assert loss_scale_underflow.NORMAL == half.smallest_normal == 2.0**-14
+    assert loss_scale_underflow.SMALLEST == half.smallest_normal * half.eps == 2.0**-24
+    values = torch.tensor([2.0**-25, 1.01 * 2.0**-25]).half()
+    assert values.tolist() == [0.0, 2.0**-24]
+    size = loss_scale_underflow.NEAR * loss_scale_underflow.SMALLEST * (np.pi / 2) ** 0.5
+    gradient = size * torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    assert (gradient.half() == 0).float().mean().item() == pytest.approx(0.02, abs=0.003)
 
 
 def test_running_statistics_in_a_short_format_stop_where_the_page_says():

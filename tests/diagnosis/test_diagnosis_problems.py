@@ -2,6 +2,7 @@
 
 import re
 
+import problems_wiring  # noqa: F401  which lists its problems with the others
 import pytest
 from problems import HEALTHY, HEAVY, PROBLEMS, build, eight_layers, hidden
 

@@ -211,7 +211,7 @@ def test_never_reached_needs_five_steps_and_somebody_who_is():
     made = Made(loss=stuck())
     for name in made.parameters:
         made.set(name, "raw-gradient", None)
-    assert only(frozen_parameters, made).finding.where == ("loss",)
+    assert findings(frozen_parameters, made) == []  # the loss is cut off: detached-graph
 
 
 def test_gradients_that_are_gone_before_the_step():
@@ -686,6 +686,8 @@ def test_a_gradient_under_a_finite_loss():
     finding, begins = only(nonfinite_loss, made)
     assert begins == 5
     assert finding.where == ("b",)
+    made.set("c", "gradient", rows_with(5, 4))  # the last output's own: it comes out of the loss
+    assert only(nonfinite_loss, made).finding.where == ("loss",)
     made = Made()
     made.set("a.weight", "raw-gradient", rows_with(5, 4))
     assert only(nonfinite_loss, made).finding.where == ("a.weight",)

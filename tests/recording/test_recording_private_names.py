@@ -291,3 +291,26 @@ def test_hooks():
         assert _torch.has_global_hooks()
         handle.remove()
     assert not _torch.has_global_hooks()
+
+
+def test_input_metadata():
+    x = torch.ones(3, 1, requires_grad=True)
+    assert _torch.output_shape((x - torch.ones(4)).grad_fn) == [3, 4]
+    assert _torch.output_shape(x.sum().grad_fn) == []
+    assert _torch.output_shape(torch.ones(2, 6, requires_grad=True).split(4, 1)[1].grad_fn, 1) == [2, 2]
+    assert _torch.output_shape(x.sum().grad_fn, 7) is None
+    assert _torch.output_shape(None) is None
+
+
+def test_storage_weak_ref():
+    x = torch.ones(8)
+    held = _torch.weak_storage(x)
+    assert held is not None
+    assert held == _torch.weak_storage(x[2:])
+    view = x.view(2, 4).detach()
+    del x
+    assert not held.expired()
+    del view
+    assert held.expired()
+    assert _torch.weak_storage(torch.ones(2, device="meta")) is None
+    assert _torch.weak_storage(torch.ones(2).to_sparse()) is None

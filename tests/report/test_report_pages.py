@@ -30,6 +30,9 @@ CODES = [
     "missing-from-optimizer",
     "missing-zero-grad",
     "double-softmax",
+    "broadcast-loss",
+    "detached-graph",
+    "loss-scale-underflow",
 ]
 
 

@@ -44,6 +44,27 @@ def looks_fresh(parameter: Mapping[str, Any]) -> bool:
     return _accepts(values, stats.norm(0, 0.02).cdf, count)
 
 
+def looks_drawn(parameter: Mapping[str, Any]) -> bool:
+    """Whether the values could be any draw at all: of a usual initialization, or uniform or normal with a spread of their own.
+
+    Args:
+        parameter: Facts of a weight, with "quantiles".
+
+    Returns:
+        Whether nothing in their distribution speaks of training; True without a sketch.
+    """
+    quantiles = parameter.get("quantiles")
+    if not quantiles or quantiles[0] == quantiles[-1] or looks_fresh(parameter):
+        return True
+    values, count = np.asarray(quantiles), min(int(np.prod(parameter["shape"])), 2**16)
+    low, high, middle = float(values[0]), float(values[-1]), float(np.median(values))
+    if _accepts(values, stats.uniform(low, high - low).cdf, count):
+        return True
+    spread = float(values[len(values) * 3 // 4] - values[len(values) // 4]) / (2 * stats.norm.ppf(0.75))
+    reach = spread * (math.sqrt(2 * math.log(count)) + 2)  # the largest of that many draws, and some
+    return max(high - middle, middle - low) <= reach and _accepts(values, stats.norm(middle, spread).cdf, count)
+
+
 def bias_looks_fresh(bias: Mapping[str, Any], fan_in: float) -> bool:
     """Whether a bias is as an initialization leaves it: all zero, or uniform within 1/sqrt(fan_in).
 
@@ -61,6 +82,21 @@ def bias_looks_fresh(bias: Mapping[str, Any], fan_in: float) -> bool:
     if max(-quantiles[0], quantiles[-1]) > bound * (1 + 1e-6):
         return False
     return _accepts(quantiles, stats.uniform(-bound, 2 * bound).cdf, int(np.prod(bias["shape"])))
+
+
+def bias_agrees(parameters: Mapping[str, Mapping[str, Any]], weight: Mapping[str, Any]) -> bool:
+    """Whether the bias beside a weight is as it was drawn, too.
+
+    Args:
+        parameters: Facts of all parameters of the model, by name.
+        weight: Facts of the weight.
+
+    Returns:
+        True where there is no bias.
+    """
+    owner = weight["owner"]
+    bias = parameters.get(f"{owner}.bias" if owner else "bias")
+    return bias is None or bias_looks_fresh(bias, float(np.prod(weight["shape"][1:])))
 
 
 def _accepts(quantiles: Sequence[float] | np.ndarray, cdf: Any, count: int) -> bool:

@@ -111,7 +111,7 @@ def link(
         ungraded: Module by the identity of its output, where that has no operation: what comes before the first parameter.
 
     Returns:
-        "operations" and "sources" (nearest first), the shapes "input" and "output", and the mode "training" of the module.
+        "operations" and "sources" (nearest first), the shapes "input" and "output", the "dtype" of the output, and the mode "training" of the module.
     """
     inputs = measurable(args, 3)
     operations: list[str] = []
@@ -133,6 +133,7 @@ def link(
         "own": own,
         "input": shape,
         "output": list(output.shape),
+        "dtype": str(output.dtype).removeprefix("torch."),
         "training": module.training,
     }
 

@@ -95,7 +95,7 @@ def plain_name(name: str, wrapped: int) -> str:
 
 
 def parameter_facts(parameter: Tensor, owner: str, registered: bool, optimized: bool, updated: bool) -> dict[str, Any]:
-    """Shape and standing of one parameter; one that nothing trains is sketched by its quantiles."""
+    """Shape and standing of one parameter; one that nothing trains, or no gradient has reached, is sketched by its quantiles."""
     facts: dict[str, Any] = {
         "shape": list(parameter.shape),
         "dtype": str(parameter.dtype).removeprefix("torch."),
@@ -105,7 +105,8 @@ def parameter_facts(parameter: Tensor, owner: str, registered: bool, optimized: 
         "optimized": optimized,
         "updated": updated,
     }
-    if not (parameter.requires_grad and optimized) and readable(parameter) and parameter.numel() > 1:
+    trained = parameter.requires_grad and optimized and (updated or parameter.grad is not None)
+    if not trained and readable(parameter) and parameter.numel() > 1:
         facts["quantiles"] = quantiles(parameter)
     return facts
 

@@ -46,6 +46,13 @@ class Fed:
         fed |= {id(tensor) for tensor in found if (place := _place(tensor)) and place[0] in parts}
         return {id(tensor) for tensor in found} - fed if fed else set()
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is, or lies in, what a model was called with."""
+        place = _place(tensor)
+        return id(tensor) in self._identities or (
+            place is not None and place[0] in {storage for storage, _ in self._places}
+        )
+
     def clear(self) -> None:
         """Another batch comes."""
         self._identities.clear()

@@ -60,8 +60,16 @@ def trace_back(node: Any, origins: Mapping[int, str]) -> tuple[list[str], list[s
     return operations, sources
 
 
-def _saved(node: Any, name: str) -> Tensor | None:
-    """A tensor that `node` saved for its backward; None when it has none or no longer."""
+def saved(node: Any, name: str) -> Tensor | None:
+    """A tensor that an operation has kept for its backward.
+
+    Args:
+        node: The operation's autograd node.
+        name: Its attribute, such as "_saved_self".
+
+    Returns:
+        The tensor, None when it has none or no longer.
+    """
     try:
         value = getattr(node, name, None)
     except RuntimeError:  # freed, or changed in place since
@@ -85,7 +93,7 @@ def loss_scale(loss: Tensor) -> Tensor | None:
     parents = [parent for parent, _ in node.next_functions]
     if len(parents) != 2 or parents.count(None) != 1:
         return None
-    factor = _saved(node, "_saved_other" if parents[1] is None else "_saved_self")
+    factor = saved(node, "_saved_other" if parents[1] is None else "_saved_self")
     if factor is None or factor.numel() != 1 or not factor.is_floating_point() or factor.is_meta:
         return None
     mantissa, exponent = torch.frexp(factor)
@@ -124,7 +132,7 @@ def loss_facts(loss: Tensor, origins: Mapping[int, str]) -> dict[str, Any]:
         ):
             facts["kind"] = name
             for role, field in (("prediction", "_saved_self"), ("target", "_saved_target")):
-                tensor = _saved(node, field)
+                tensor = saved(node, field)
                 if tensor is not None:
                     facts[role] = tensor_facts(tensor)
             break

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from trimtab import _torch
 from trimtab.errors import UsageError
 from trimtab.recording import batch_statistics, clock, details
+from trimtab.recording.broadcasting import broadcasts
 from trimtab.recording.clearing import Clearing
 from trimtab.recording.fed import Fed
 from trimtab.recording.graph import loss_facts, loss_scale
@@ -33,6 +34,7 @@ from trimtab.recording.parameters import ParameterReader
 from trimtab.recording.passenger import Boarding, Seat
 from trimtab.recording.roster import Roster, rates
 from trimtab.recording.schedule import Schedule
+from trimtab.recording.severed import Severed
 from trimtab.recording.sites import CallTable, SiteTable, call_name
 from trimtab.recording.store import Store
 from trimtab.recording.taps import End, Entry, Tap, gradient_hook
@@ -114,6 +116,7 @@ class Recorder:
         self._clearing = Clearing()
         self._origins: dict[int, str] = {}
         self._ungraded: dict[int, details.Ungraded] = {}
+        self._severed = Severed()
         self._calls = CallTable()
         self._handles: list[Any] = []
         self._leaf_handles: list[Any] = []
@@ -133,6 +136,7 @@ class Recorder:
         self._closing = threading.Lock()
         self._batch: Any = None
         self._fed = Fed()
+        self._data = Fed()
         self._seat = Seat(board)
         self.step = 0
         self._window = self._open()
@@ -274,6 +278,7 @@ class Recorder:
             self._close_stepped()
         self._batch = batch
         self._fed.clear()
+        self._data.clear()
 
     def close_without_step(self) -> None:
         """The open step ends though no optimizer has stepped: a look at a model before training."""
@@ -313,6 +318,7 @@ class Recorder:
         take_hooks_off((), self._leaf_handles)
         self._origins.clear()
         self._ungraded.clear()
+        self._severed.clear()
         self._owner = None
         self._parameters.forget()
         self._journal.step_ended(window)
@@ -424,6 +430,9 @@ class Recorder:
 
     def _read_inputs(self, watched: WatchedModel, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._fed.add((args, kwargs))
+        self._data.add(
+            self._batch if part and self._batch is not None else (args, kwargs)
+        )  # a part is fed by others, too
         first = next(tensors((args, kwargs)), None)
         if first is not None and first.ndim and not self._window.batch:
             self._window.batch = first.shape[0]
@@ -448,6 +457,7 @@ class Recorder:
                 self._window.parameters[site] = self._tape.measure(tensor)
         self._batch = None
         self._fed.clear()
+        self._data.clear()
 
     @_timed
     def left(self, tap: Tap, args: tuple[Any, ...], output: Any) -> None:
@@ -508,9 +518,12 @@ class Recorder:
         key = call_name(name, call)
         if key not in window.links:
             window.links[key] = link
+            link["severed"] = self._severed.look(args, known=bool(link["sources"]), fed=self._data)
+            link["graph"] = output.requires_grad
             link["given"] = details.given_to_norm(module, args)
             if call == 1 and batch_statistics.is_batch_norm(module):
                 self._look_at_batch(tap, args, link)
+        self._severed.add(output, key)
         if output.grad_fn is not None:
             self._origins.setdefault(_torch.sequence_number(output.grad_fn), key)
         else:
@@ -552,7 +565,8 @@ class Recorder:
             self._active, self._stepped = True, False
             self._keep_loss(losses)
             if window.detail and window.passes == window.first_pass + 1 and losses:
-                window.details["loss"] = loss_facts(losses[0], self._answers(losses[0]))
+                origins = self._answers(losses[0])
+                window.details["loss"] = loss_facts(losses[0], origins) | {"broadcasts": broadcasts(losses[0], origins)}
         except Exception as error:  # never into the user's backward pass
             self.fail(error)
 

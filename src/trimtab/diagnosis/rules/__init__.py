@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator
 
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.rules import (
+    broadcast_loss,
     clipping_dominates,
     dead_units,
     decayed_norm_parameters,
     degenerate_normalization,
+    detached_graph,
     double_softmax,
     excessive_weight_decay,
     exploding_gradient,
@@ -17,6 +19,7 @@ from trimtab.diagnosis.rules import (
     learning_rate_too_low,
     lipschitz_blowup,
     loss_at_init_off,
+    loss_scale_underflow,
     loss_spike,
     missing_from_optimizer,
     missing_zero_grad,
@@ -42,8 +45,11 @@ from trimtab.diagnosis.view import View
 RULES: tuple[Callable[[View], Iterator[Found]], ...] = (
     nonfinite_data.find,
     missing_zero_grad.find,
+    loss_scale_underflow.find,
     missing_from_optimizer.find,
+    detached_graph.find,
     frozen_parameters.find,
+    broadcast_loss.find,
     double_softmax.find,
     unscaled_inputs.find,
     unscaled_targets.find,

@@ -1,14 +1,12 @@
 """`frozen-parameters`: parameters that were drawn at random and never change, though somebody meant them to be trained."""
 
 from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
 
 from trimtab._messages import say
 from trimtab.diagnosis.found import Found
-from trimtab.diagnosis.fresh import bias_looks_fresh, looks_fresh
+from trimtab.diagnosis.fresh import bias_agrees, looks_fresh
 from trimtab.diagnosis.names import owners
+from trimtab.diagnosis.unreached import cut, meant, targets, unreached
 from trimtab.diagnosis.view import View
 from trimtab.report import Evidence, Finding, Repair, Severity
 
@@ -33,7 +31,11 @@ def _switched_off(view: View) -> Iterator[Found]:
             if facts["trainable"] or len(facts["shape"]) < 2 or facts["owner"] not in ran:
                 continue
             frozen += 1
-            if not facts["updated"] and looks_fresh(facts) and _bias_agrees(view, model, facts):
+            if (
+                not facts["updated"]
+                and looks_fresh(facts)
+                and bias_agrees(view.record.models[model]["parameters"], facts)
+            ):
                 fresh.append((model, name))
     if len(fresh) <= 0.5 * frozen:
         return  # one layer that happens to look fresh convicts none that was trained
@@ -66,66 +68,43 @@ def _switched_off(view: View) -> Iterator[Found]:
 
 def _never_reached(view: View) -> Iterator[Found]:
     """Trainable parameters of modules that ran, in an optimizer, without any gradient (None, not zero) at every recorded step."""
-    unreached: list[tuple[int, str]] = []
-    trainable = 0
     if len(view.record.steps) < ENOUGH:
         return
+    missed: list[tuple[int, str]] = []
     for model in view.active:
-        ran = set(view.forward_order(model)) or _with_outputs(view, model)
-        for name, facts in view.record.models[model]["parameters"].items():
-            if not facts["trainable"] or not facts["optimized"] or 0 in facts["shape"]:
-                continue
-            trainable += 1
-            if _ran(facts, ran) and view.series(model, name, "raw-gradient") is None:
-                unreached.append((model, name))
-    if not unreached:
-        return
-    if len(unreached) == trainable:
-        yield Found(_nothing_reached(view))
+        place = cut(view, model)
+        named = set(() if place is None else place.parameters)  # by detached-graph
+        parameters, aside = view.record.models[model]["parameters"], targets(view, model)
+        missed += [
+            (model, name)
+            for name in unreached(view, model)
+            if name not in named and parameters[name]["owner"] not in aside
+        ]
+    trainable = sum(meant(view, model) for model in view.active)
+    if not missed or len(missed) == trainable:
         return
     severity: Severity = "warning" if view.learned else "error"
-    modules = owners(view.name(model, name) for model, name in unreached)
+    modules = owners(view.name(model, name) for model, name in missed)
     yield Found(
         Finding(
             code="frozen-parameters",
             severity=severity,
             where=modules,
             summary=say(
-                "{count} of {all} trainable parameters never get a gradient, though their modules run: the graph is cut behind them "
-                "(detach(), .data, no_grad() or a trip through numpy), or the loss does not depend on them.",
-                count=len(unreached),
+                "{count} of {all} trainable parameters never get a gradient, though their modules run: the loss does not depend on what they "
+                "give, or the graph is cut behind them.",
+                count=len(missed),
                 all=trainable,
             ),
-            evidence=(Evidence(say("trainable parameters without any gradient"), float(len(unreached)), 0.0),),
+            evidence=(Evidence(say("trainable parameters without any gradient"), float(len(missed)), 0.0),),
             repairs=(
                 Repair(
-                    say("Let the loss see {module}: take the detach() out between it and the rest", module=modules[-1]),
-                    "prediction = head(encoder(x))        # not head(encoder(x).detach())",
+                    say("Let the loss see {module}, or leave it out of the model", module=modules[-1]),
+                    "loss = loss_fn(head(z), y) + loss_fn(other_head(z), y)",
                 ),
             ),
             location=view.place("forward"),
         )
-    )
-
-
-def _nothing_reached(view: View) -> Finding:
-    return Finding(
-        code="frozen-parameters",
-        severity="error",
-        where=("loss",),
-        summary=say(
-            "No parameter ever gets a gradient: the optimizer steps, and nothing moves. The loss is cut off from the model."
-        ),
-        evidence=(Evidence(say("parameters with a gradient"), 0.0, None),),
-        repairs=(
-            Repair(
-                say(
-                    "Compute the loss from the model's own output, without detach(), .data, .item() or numpy in between"
-                ),
-                "loss = loss_fn(model(x), y)          # not loss_fn(model(x).detach(), y)",
-            ),
-        ),
-        location=view.place("backward", "step", "forward"),
     )
 
 
@@ -161,18 +140,3 @@ def _cleared_too_soon(view: View) -> Iterator[Found]:
             location=view.place("step"),
         )
     )
-
-
-def _bias_agrees(view: View, model: int, weight: dict[str, Any]) -> bool:
-    """Whether the bias beside a weight is as it was drawn, too."""
-    owner = weight["owner"]
-    bias = view.record.models[model]["parameters"].get(f"{owner}.bias" if owner else "bias")
-    return bias is None or bias_looks_fresh(bias, float(np.prod(weight["shape"][1:])))
-
-
-def _ran(facts: dict[str, Any], ran: set[str]) -> bool:
-    return facts["owner"] in ran
-
-
-def _with_outputs(view: View, model: int) -> set[str]:
-    return {site.name for site in view.sites("output") if site.model == model}

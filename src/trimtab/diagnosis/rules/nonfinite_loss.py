@@ -157,7 +157,12 @@ def _in_step(view: View, step: int) -> tuple[tuple[str, ...], str] | None:
         broken_names = [n for n in order if n in gradients]
         if broken_names:
             index = order.index(broken_names[-1])
-            culprit = order[index + 1] if index + 1 < len(order) else broken_names[-1]
+            if index + 1 == len(order):  # so it comes out of the loss
+                return ("loss",), say(
+                    "The loss is finite, but its own gradient, at the output of {name}, is NaN or infinite",
+                    name=view.name(model, order[index]),
+                )
+            culprit = order[index + 1]
             return (
                 (view.name(model, culprit),),
                 say(
