@@ -1558,3 +1558,6 @@ def decay_of_a_noisy_regression():
 def decay_of_gains_in_a_deep_net():
     net = plain_with_norms()
     return classify(net, AdamW(net.parameters(), 2e-3, weight_decay=0.1), 300)
+
+
+import problems_probes  # noqa: E402, F401 - they list themselves

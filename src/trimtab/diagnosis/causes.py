@@ -15,6 +15,8 @@ RANK = (
     "missing-from-optimizer",
     "frozen-parameters",
     "double-softmax",
+    "future-leak",
+    "cross-sample-leak",
     "unscaled-inputs",
     "unscaled-targets",
     "symmetric-init",
@@ -38,10 +40,15 @@ RANK = (
     "learning-rate-too-high",
     "learning-rate-too-low",
     "nonfinite-loss",
+    "cannot-overfit-one-batch",
+    "input-ignored",
 )
 """Codes from origin to consequence: the order of reading, and who is the cause where two explain each other."""
 
-EXPLAINS: dict[str, frozenset[str]] = {
+SYMPTOMS = frozenset({"cannot-overfit-one-batch", "input-ignored"})
+"""What any fault may lead to: that a net cannot be fitted, or does not use its input, is a root only where nothing else is found."""
+
+_EXPLAINS: dict[str, frozenset[str]] = {
     "nonfinite-data": frozenset(RANK[1:]),
     "missing-zero-grad": frozenset({
         "learning-rate-too-high",
@@ -59,6 +66,12 @@ EXPLAINS: dict[str, frozenset[str]] = {
     }),
     "frozen-parameters": frozenset({"learning-rate-too-low", "vanishing-gradient", "signal-collapse"}),
     "double-softmax": frozenset({"vanishing-gradient", "learning-rate-too-low", "saturated-units"}),
+    "cross-sample-leak": frozenset({
+        "train-eval-gap",
+        "signal-collapse",
+        "vanishing-gradient",
+        "learning-rate-too-low",
+    }),
     "unscaled-inputs": frozenset({
         "exploding-gradient",
         "dead-units",
@@ -167,7 +180,15 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "vanishing-gradient": frozenset({"learning-rate-too-low"}),
     "clipping-dominates": frozenset({"learning-rate-too-low"}),
     "learning-rate-too-high": frozenset({"nonfinite-loss", "train-eval-gap", "stale-running-stats"}),
+    "cannot-overfit-one-batch": frozenset({"input-ignored"}),
 }
+
+EXPLAINS = {
+    code: _EXPLAINS.get(code, frozenset()) | (frozenset() if code in SYMPTOMS else SYMPTOMS)
+    for code in RANK
+    if code in _EXPLAINS or code not in SYMPTOMS
+}
+"""Cause and effect."""
 
 LATER = {
     ("vanishing-gradient", "signal-collapse"),

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator
 
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.rules import (
+    cannot_overfit_one_batch,
     clipping_dominates,
+    cross_sample_leak,
     dead_units,
     decayed_norm_parameters,
     degenerate_normalization,
@@ -12,6 +14,8 @@ from trimtab.diagnosis.rules import (
     excessive_weight_decay,
     exploding_gradient,
     frozen_parameters,
+    future_leak,
+    input_ignored,
     learning_rate_too_high,
     learning_rate_too_low,
     missing_from_optimizer,
@@ -41,6 +45,8 @@ RULES: tuple[Callable[[View], Iterator[Found]], ...] = (
     missing_from_optimizer.find,
     frozen_parameters.find,
     double_softmax.find,
+    future_leak.find,
+    cross_sample_leak.find,
     unscaled_inputs.find,
     unscaled_targets.find,
     symmetric_init.find,
@@ -64,4 +70,6 @@ RULES: tuple[Callable[[View], Iterator[Found]], ...] = (
     learning_rate_too_high.find,
     learning_rate_too_low.find,
     nonfinite_loss.find,
+    cannot_overfit_one_batch.find,
+    input_ignored.find,
 )
