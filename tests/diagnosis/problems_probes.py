@@ -4,7 +4,7 @@ import functools
 import math
 
 import torch
-from problems import digits, healthy, mlp, passes, problem
+from problems import digits, healthy, mlp, passes, problem, table
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
@@ -302,7 +302,7 @@ def target_without_a_shift(broken):
 def inputs_shuffled_against_targets(broken):
     x, y = rows(flat=True)
     x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(1))] if broken else x
-    return setup_of(mlp(2), x, y, rate=1e-3, steps=200)
+    return setup_of(mlp(2), x, y, rate=1e-3, steps=150)
 
 
 class Constant(nn.Module):
@@ -325,17 +325,30 @@ def zeros_in_place_of_the_input(broken):
 # One batch that cannot be learnt --------------------------------------------------------------------------------------
 
 
-class Rounded(nn.Module):
-    """A head that reads a code of the features: smooth or, mistaken, rounded, so that nothing before it gets a gradient."""
+@problem("cannot-overfit-one-batch", "Sequential", also=("input-ignored", "learning-rate-too-low", "saturated-units"))
+def answers_within_one_for_targets_beyond(broken):
+    """A sigmoid at the end; the targets have zero mean and unit spread."""
+    x, y = table("diabetes")
+    model = mlp(2, ends=(10, 1))
+    if broken:
+        model.append(nn.Sigmoid())
+    return setup_of(model, x, y, rate=1e-3, loss=lambda m, b: F.mse_loss(m(b[0]), b[1]))
 
-    def __init__(self, broken):
-        super().__init__()
-        self.broken = broken
-        self.body, self.head = mlp(2, ends=(64, 2)), nn.Linear(2, 10)
 
-    def forward(self, x):
-        code = self.body(x)
-        return self.head(code - code.mean() * 0) if not self.broken else self.head(code) * 0.05
+@problem("cannot-overfit-one-batch", "Sequential", also=("input-ignored", "learning-rate-too-low"))
+def classes_viewed_as_pixels(broken):
+    """A label for each pixel, (samples, classes, height, width): flattened with the classes last or, mistaken, as they lie."""
+
+    def loss(model, batch):
+        z = model(batch[0])
+        z = z.reshape(-1, 5) if broken else z.permute(0, 2, 3, 1).reshape(-1, 5)
+        return F.cross_entropy(z, batch[1].flatten())
+
+    x, _ = digits()
+    x = x.view(-1, 1, 8, 8)
+    y = ((x - x.min()) / (x.max() - x.min()) * 4.999).long()
+    net = nn.Sequential(nn.Conv2d(1, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 5, 1))
+    return setup_of(net, x, y, rate=1e-2, loss=loss)
 
 
 # Healthy runs that look like one of these -----------------------------------------------------------------------------

@@ -15,31 +15,37 @@ from torch import Tensor
 
 from trimtab._setup import Setup
 from trimtab.diagnosis.probes.calls import Declined, Drawn, facts_of, seeded, without_dropout
-from trimtab.diagnosis.probes.copies import copied, descend, samples_of, trained
+from trimtab.diagnosis.probes.copies import Course, copied, descend, samples_of, trained
 from trimtab.recording.graph import loss_target
 from trimtab.recording.walk import tensors
 
 SAMPLES = 12
 """Samples that are learnt by heart: Karpathy's "only a few"; more than the classes of most batches, fewer than any net holds."""
 
-RATES = (1e-3, 1e-2, 1e-4)
+RATES = (1e-3, 1e-2)
 """Rates of Adam that are tried in turn, the usual one first."""
 
-STEPS = 150
+STEPS = 120
 """Steps with each rate."""
+
+SECONDS = 20.0
+"""Time after which a trial of a large model is given up, without a verdict."""
 
 FITS = 0.1
 """Share of what a constant answer gets, down to which the loss counts as near its floor."""
 
-STUCK = 0.5
+STUCK = 0.25
 """Share that must be left at each rate for the batch to count as one that cannot be learnt."""
 
+STILL = 0.05
+"""Share of the loss that the last third of the best trial may take off for it to have come to an end."""
+
 STANDS = 0.9
-"""The same as a share of the first loss, where it is not known what a constant answer gets."""
+"""Share that must be left of the first loss, where it is not known what a constant answer gets; and of the latter while it still falls."""
 
 
 def probe(
-    setup: Setup, drawn: Drawn, seconds: float = 1.0, told: Callable[[int, int], None] | None = None
+    setup: Setup, drawn: Drawn, seconds: float = SECONDS, told: Callable[[int, int], None] | None = None
 ) -> dict[str, Any]:
     """Train a copy on a few samples: dropout off, no weight decay, the parameters that the setup's optimizers hold.
 
@@ -65,7 +71,8 @@ def _probe(setup: Setup, drawn: Drawn, seconds: float, told: Callable[[int, int]
             raise Declined("no optimizer holds a parameter that needs a gradient")
         constant = _constant_answer(trial, batch)
         weights = copy.deepcopy(trial.model.state_dict())
-        until, first, lowest, rate, steps, ended = time.perf_counter() + seconds, math.nan, math.inf, RATES[0], 0, ""
+        until, first, rate, steps = time.perf_counter() + seconds, math.nan, RATES[0], 0
+        best, course = Course([], ""), Course([], "")
         for tried, lr in enumerate(RATES):
             trial.model.load_state_dict(weights)
             trial.model.train()
@@ -77,30 +84,33 @@ def _probe(setup: Setup, drawn: Drawn, seconds: float, told: Callable[[int, int]
             course = descend(trial, batch, optimizer, STEPS, goal=goal, until=until, told=tell)
             first = course.losses[0] if math.isnan(first) else first
             steps += len(course.losses)
-            if course.lowest < lowest:
-                lowest, rate = course.lowest, lr
-            ended = course.ended
-            if ended in ("fits", "time") or lowest < FITS * abs(first):
+            if course.lowest < best.lowest:
+                best, rate = course, lr
+            if course.ended in ("fits", "time") or best.lowest < FITS * abs(first):
                 break
         return {
             "first": first,
-            "lowest": lowest,
+            "lowest": best.lowest,
             "constant": constant,
             "rate": rate,
             "steps": steps,
             "samples": samples,
-            "verdict": _verdict(first, lowest, constant, ended),
+            "verdict": _verdict(first, best, constant, course.ended),
         }
 
 
-def _verdict(first: float, lowest: float, constant: float | None, ended: str) -> str:
+def _verdict(first: float, best: Course, constant: float | None, ended: str) -> str:
+    lowest = best.lowest
     if not math.isfinite(lowest):
         return "stuck"
     if ended == "fits" or (constant is not None and lowest <= FITS * constant):
         return "fits"
     if constant is None and 0 <= lowest < FITS * first:
         return "fits"
-    if ended == "time":
+    if ended != "time" and constant is not None and lowest > STANDS * constant:
+        return "stuck"  # coming down still, to what a constant answer gets
+    before = min(best.losses[: -(len(best.losses) // 3) or None])
+    if ended == "time" or before - lowest > STILL * abs(before):
         return "open"
     left = lowest > STUCK * constant if constant is not None else lowest > first - (1 - STANDS) * abs(first)
     return "stuck" if left else "open"

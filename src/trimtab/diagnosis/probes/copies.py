@@ -97,7 +97,7 @@ def descend(
         try:
             with torch.enable_grad():
                 loss = setup.loss(setup.model, own(batch))
-                value = float(loss)
+                value = float(loss.detach())
                 losses.append(value)
                 if value <= goal:
                     return Course(losses, "fits")

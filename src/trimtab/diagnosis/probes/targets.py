@@ -48,27 +48,31 @@ def elements_ahead(call: Call, target: Tensor) -> list[Ahead]:
     found = []
     for index, tensor in enumerate(call.tensors):
         for sequence, axes in _sequences(tensor):
-            for time in axes:
-                shift = _shift(sequence, time, target)
+            for axis, time in axes:
+                shift = _shift(sequence, axis, target)
                 if shift is not None and (shift or not tensor.is_floating_point()):
                     found.append(Ahead(index, time, shift))
     return found
 
 
-def _sequences(tensor: Tensor) -> list[tuple[Tensor, tuple[int, ...]]]:
-    """What of a tensor could be a sequence that is foretold, with the axes that could be time."""
+_Axes = tuple[tuple[int, int], ...]
+_FIRST_TWO: _Axes = ((1, 1), (0, 0))
+
+
+def _sequences(tensor: Tensor) -> list[tuple[Tensor, _Axes]]:
+    """What of a tensor could be a sequence that is foretold, with the axes that could be time: in it, and in the tensor."""
     if not tensor.is_floating_point():
-        return [(tensor, (1, 0))] if tensor.ndim == 2 and tensor.dtype != torch.bool else []
+        return [(tensor, _FIRST_TWO)] if tensor.ndim == 2 and tensor.dtype != torch.bool else []
     if tensor.ndim == 2:
-        return [(tensor, (1, 0))]
+        return [(tensor, _FIRST_TWO)]
     if tensor.ndim != 3:
         return []
-    found: list[tuple[Tensor, tuple[int, ...]]] = [(tensor, (1, 0, 2))]
-    for axis, axes in ((2, (1, 0)), (1, (1,))):
+    found: list[tuple[Tensor, _Axes]] = [(tensor, (*_FIRST_TWO, (2, 2)))]
+    for axis, axes in ((2, _FIRST_TWO), (1, ((1, 2),))):
         if tensor.shape[axis] <= FEATURES:
             found += [(tensor.select(axis, f), axes) for f in range(tensor.shape[axis])]
     if bool(((tensor == 0) | (tensor == 1)).all()) and bool((tensor.sum(2) == 1).all()):
-        found.append((tensor.argmax(2), (1, 0)))
+        found.append((tensor.argmax(2), _FIRST_TWO))
     return found
 
 

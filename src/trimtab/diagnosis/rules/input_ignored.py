@@ -7,11 +7,11 @@ from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.view import View
 from trimtab.report import Evidence, Finding, Repair
 
-NOTHING = 0.01
-"""What exchanged inputs must cost, as a share of the loss: below it, a net has learnt nothing of its input that is worth a word."""
+NOTHING = 0.03
+"""What exchanged inputs must cost, as a share of the loss: less is what a few passes over random labels leave in the weights."""
 
-NOISE = 2.0
-"""Standard errors over a few batches, within which the cost is as good as none."""
+SURELY = 0.1
+"""What it may cost at most by two standard errors over the batches: with smaller or fewer batches nobody knows."""
 
 ENOUGH = 100
 """Steps of a run before it can have learnt that its input matters."""
@@ -31,7 +31,8 @@ def find(view: View) -> Iterator[Found]:
             yield Found(_finding(view, facts, cut=True))
         return
     cost = facts["exchanged"] - facts["loss"]
-    alike = cost <= max(NOTHING * abs(facts["loss"]), NOISE * facts["scatter"])
+    size = abs(facts["loss"])
+    alike = cost <= NOTHING * size and cost + 2 * facts["scatter"] <= SURELY * size
     if view.record.step_count >= ENOUGH and view.progress.nonfinite is None and (cut or alike):
         yield Found(_finding(view, facts, cut), view.record.step_count)  # seen at the end, and only there
 
