@@ -181,6 +181,7 @@ _EXPLAINS: dict[str, frozenset[str]] = {
     "clipping-dominates": frozenset({"learning-rate-too-low"}),
     "learning-rate-too-high": frozenset({"nonfinite-loss", "train-eval-gap", "stale-running-stats"}),
     "cannot-overfit-one-batch": frozenset({"input-ignored"}),
+    "input-ignored": frozenset({"cannot-overfit-one-batch"}),
 }
 
 EXPLAINS = {

@@ -129,6 +129,32 @@ def _losses(setup: Setup, batch: Any, drawn: Drawn) -> tuple[float, float, float
     return plain, exchanged, zeroed, far
 
 
+def exchanging(setup: Setup, drawn: Drawn) -> Callable[[Call], Call]:
+    """A change of every call of a model that gives each sample the inputs of another one.
+
+    Args:
+        setup: The setup.
+        drawn: Its batches.
+
+    Returns:
+        The change.
+
+    Raises:
+        Declined: The model is not called as a whole.
+    """
+    with still(setup, training=True):
+        axis = sample_axis(drawn, first_call(setup, drawn.batches[0])) or 0
+
+    def change(given: Call) -> Call:
+        sizes = given.tensors[0].shape
+        if axis >= len(sizes) or sizes[axis] < 2:
+            return given
+        order = _order(sizes[axis])
+        return per_sample(given, axis, lambda t: t[_at(axis, order)])
+
+    return change
+
+
 def _loss(setup: Setup, batch: Any, change: Callable[[Call], Call] | None = None) -> tuple[float, list[Tensor]]:
     with still(setup, training=True):
         loss, answers = loss_of(setup, batch, change)

@@ -34,7 +34,8 @@ def find(view: View) -> Iterator[Found]:
     size = abs(facts["loss"])
     alike = cost <= NOTHING * size and cost + 2 * facts["scatter"] <= SURELY * size
     if view.record.step_count >= ENOUGH and view.progress.nonfinite is None and (cut or alike):
-        yield Found(_finding(view, facts, cut), view.record.step_count)  # seen at the end, and only there
+        # Seen at the end, and only there; what cuts the input off also keeps a batch from being learnt by heart.
+        yield Found(_finding(view, facts, cut), view.record.step_count - cut)
 
 
 def _finding(view: View, facts: dict[str, float], cut: bool) -> Finding:
