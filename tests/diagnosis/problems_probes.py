@@ -429,9 +429,7 @@ def pairs_of_towers():
             return F.normalize(self.left(a), dim=1) @ F.normalize(self.right(b), dim=1).T / 0.1
 
     x, y = rows(flat=True)
-    return setup_of(
-        Pairs(), x, y, loss=lambda m, b: F.cross_entropy(m(b[0], b[0].roll(3, 1)), torch.arange(len(b[0])))
-    )
+    return setup_of(Pairs(), x, y, loss=lambda m, b: F.cross_entropy(m(b[0], b[0].roll(3, 1)), torch.arange(len(b[0]))))
 
 
 @healthy

@@ -26,6 +26,10 @@ CODES = [
     "missing-from-optimizer",
     "missing-zero-grad",
     "double-softmax",
+    "cross-sample-leak",
+    "future-leak",
+    "input-ignored",
+    "cannot-overfit-one-batch",
 ]
 
 

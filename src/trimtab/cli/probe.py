@@ -30,8 +30,7 @@ def probe(target: str, playbook: bool, seed: int, form: str, output: str | None)
     def action() -> int:
         from trimtab.cli.setups import load_setup
         from trimtab.diagnosis import playbook as book
-        from trimtab.diagnosis import playbook_steps, recipe_steps
-        from trimtab.diagnosis import recipe
+        from trimtab.diagnosis import playbook_steps, recipe, recipe_steps
         from trimtab.errors import UsageError
         from trimtab.report.procedure import Procedure, ProcedureStep
         from trimtab.report.writing import write
@@ -42,7 +41,7 @@ def probe(target: str, playbook: bool, seed: int, form: str, output: str | None)
         with step_counter() as progress:
             try:
                 for step in (playbook_steps if playbook else recipe_steps)(setup, progress=progress):
-                    steps.append(step)
+                    steps.append(step)  # noqa: PERF402 - those before an interrupt count
             except KeyboardInterrupt:
                 finished = False
         module = sys.modules[(book if playbook else recipe).__module__]

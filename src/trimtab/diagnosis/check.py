@@ -59,7 +59,12 @@ def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
         try:
             model.train()
             passes: list[Any] = []
-            batch = next(setup.stream(on_pass=lambda batches: (kept.add_data(batches), passes.append(batches))))
+
+            def note(batches: Any) -> None:
+                passes.append(batches)
+                kept.add_data(batches)
+
+            batch = next(setup.stream(on_pass=note))
             _refuse_empty(batch)
             first = probes.Drawn([own(batch)], probes.stacked(passes[0]))
             recorder.batch(batch)

@@ -146,7 +146,9 @@ def _probe(setup: Setup, target: Store) -> None:
     found = probes.after_training(setup, batches)
     target.facts({"probes": found})
     view = View(Record.of(target))
-    if not view.learned and not any(f.finding.severity == "error" and f.finding.code not in SYMPTOMS for f in _found(view)):
+    if not view.learned and not any(
+        f.finding.severity == "error" and f.finding.code not in SYMPTOMS for f in _found(view)
+    ):
         found["cannot-overfit-one-batch"] = probes.cannot_overfit_one_batch.probe(setup, batches)
         target.facts({"probes": found})
 

@@ -13,7 +13,9 @@ from trimtab.diagnosis.probes.trials import Trial, trial
 from trimtab.report.procedure import Procedure, ProcedureStep
 
 TITLE = "playbook"
-REFERENCE = "Godbole et al. 2023, Deep Learning Tuning Playbook: how can optimization failures be debugged and mitigated?"
+REFERENCE = (
+    "Godbole et al. 2023, Deep Learning Tuning Playbook: how can optimization failures be debugged and mitigated?"
+)
 
 STEPS = 60
 """Steps of each trial, at most those of the setup."""
@@ -21,8 +23,14 @@ STEPS = 60
 FACTORS = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0, 64.0)
 """Rates that are tried, over the setup's own; then half and twice the best."""
 
-FAR = 4.0
-"""Rate over the best one, or the other way round, from which on it is far from it: the next one of the grid."""
+FINER = 3
+"""How often half and twice the best rate are tried, as long as one of them is better."""
+
+FAR = 8.0
+"""Rate over the best one, or the other way round, from which on it is far from it: further than the noise of a short run moves it."""
+
+HARDLY = 0.05
+"""Share of its first loss that a trial at the setup's own rate must take off for a higher one to be a mere proposal."""
 
 OUTLIER = 10.0
 """Norm of the gradient over its median that stands out."""
@@ -80,10 +88,12 @@ def playbook_steps(setup: Setup, *, progress: Progress | None = None) -> Iterato
         name = say("best learning rate lr*")
         for i, factor in enumerate(FACTORS):
             run(name, factor, i, len(FACTORS) + 2)
-        coarse = min(found, key=lambda f: found[f].end)
-        for i, factor in enumerate((coarse / 2, coarse * 2), len(FACTORS)):
-            run(name, factor, i, len(FACTORS) + 2)
         best = min(found, key=lambda f: found[f].end)
+        for tried in range(len(FACTORS), len(FACTORS) + FINER):
+            for factor in (best / 2, best * 2):
+                run(name, factor, tried, len(FACTORS) + FINER)
+            if best == (best := min(found, key=lambda f: found[f].end)):
+                break
         yield _best(name, rate, best, found)
         if math.isinf(found[best].end):
             return
@@ -91,7 +101,9 @@ def playbook_steps(setup: Setup, *, progress: Progress | None = None) -> Iterato
         yield _norms(say("norm of the full gradient"), found[best])
         yield _instability(say("a run at 2 lr*, every step"), run("", 2 * best, 0, 1))
     except Declined as reason:
-        yield ProcedureStep(say("trials on copies"), "open", "", "", say("Could not be done: {reason}.", reason=str(reason)))
+        yield ProcedureStep(
+            say("trials on copies"), "open", "", "", say("Could not be done: {reason}.", reason=str(reason))
+        )
 
 
 def _best(name: str, rate: float, best: float, found: dict[float, Trial]) -> ProcedureStep:
@@ -101,13 +113,23 @@ def _best(name: str, rate: float, best: float, found: dict[float, Trial]) -> Pro
             say("It is not the rate: look for the cause with `trimtab check`."),
         )  # fmt: skip
     measured = say(
-        "lr* = {best:.2g} (loss {loss:.3g} after {n} steps)", best=rate * best, loss=found[best].end, n=len(found[best].losses)
+        "lr* = {best:.2g} (loss {loss:.3g} after {n} steps)",
+        best=rate * best,
+        loss=found[best].end,
+        n=len(found[best].losses),
     )
     expected = say("the setup's {rate:.2g} (loss {loss:.3g})", rate=rate, loss=found[1.0].end)
     if 1 / FAR < best < FAR:
         return ProcedureStep(name, "good", measured, expected, "")
+    own = found[1.0]
+    if best >= FAR and own.end < (1 - HARDLY) * own.losses[0]:
+        return ProcedureStep(
+            name, "open", measured, expected, say("A higher rate gets further within so few steps: try one.")
+        )
     if best >= FAR:
-        return ProcedureStep(name, "bad", measured, expected, say("The rate is too low for a run of this length: raise it."))
+        return ProcedureStep(
+            name, "bad", measured, expected, say("The rate is too low for a run of this length: raise it.")
+        )
     return ProcedureStep(name, "bad", measured, expected, say("The rate is too high: lower it, or warm it up."))
 
 
@@ -115,7 +137,9 @@ def _above(name: str, rate: float, runs: list[tuple[float, Trial]]) -> Procedure
     measured = ", ".join(f"{rate * f:.2g}: " + (say("blows up") if t.broke else f"{t.end:.3g}") for f, t in runs)
     unstable = [rate * f for f, t in runs[1:] if t.broke or _spike(t) is not None]
     if not unstable:
-        return ProcedureStep(name, "good", measured, "", say("The loss stays calm above the best rate: stability is not what limits it."))
+        return ProcedureStep(
+            name, "good", measured, "", say("The loss stays calm above the best rate: stability is not what limits it.")
+        )
     return ProcedureStep(
         name, "open", measured, "",
         say(
@@ -129,7 +153,9 @@ def _above(name: str, rate: float, runs: list[tuple[float, Trial]]) -> Procedure
 def _norms(name: str, best: Trial) -> ProcedureStep:
     median = float(np.median(best.norms))
     if median == 0:
-        return ProcedureStep(name, "bad", "0", say("more than 0"), say("No gradient arrives: look for the cause with `trimtab check`."))
+        return ProcedureStep(
+            name, "bad", "0", say("more than 0"), say("No gradient arrives: look for the cause with `trimtab check`.")
+        )
     largest, many = float(best.norms.max()) / median, int((best.norms > OUTLIER * median).sum())
     measured = say("median {median:.2g}, largest {largest:.3g} times that", median=median, largest=largest)
     expected = say("no more than {n:g} times", n=OUTLIER)
@@ -151,7 +177,9 @@ def _instability(name: str, twice: Trial) -> ProcedureStep:
         return ProcedureStep(name, "good", say("loss {loss:.3g}, no spike", loss=twice.end), "", "")
     measured = say("unstable from step {at} of {n}", at=at, n=len(twice.losses))
     if at <= max(EARLY * len(twice.losses), 1):
-        return ProcedureStep(name, "open", measured, "", say("Early instability: warm the learning rate up over the first steps."))
+        return ProcedureStep(
+            name, "open", measured, "", say("Early instability: warm the learning rate up over the first steps.")
+        )
     return ProcedureStep(name, "open", measured, "", say("Instability in mid-run: clip the gradient."))
 
 

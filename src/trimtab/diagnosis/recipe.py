@@ -129,7 +129,9 @@ def _baseline(name: str, setup: Setup, drawn: Drawn, tell: Tell) -> ProcedureSte
     own_ = trial(setup, drawn, steps, told=lambda done, of: tell(done, 2 * of))
     change: Callable[[Call], Call] = exchanging(setup, drawn)
     blind = trial(setup, drawn, steps, change=change, told=lambda done, of: tell(of + done, 2 * of))
-    measured = say("{own:.3g} after {n} steps, {blind:.3g} with inputs exchanged", own=own_.end, n=steps, blind=blind.end)
+    measured = say(
+        "{own:.3g} after {n} steps, {blind:.3g} with inputs exchanged", own=own_.end, n=steps, blind=blind.end
+    )
     if own_.broke:
         return ProcedureStep(name, "bad", say("the loss blew up"), "", say("Lower the learning rate, then ask again."))
     if not blind.broke and own_.end > blind.end - HELPS * abs(blind.end):
@@ -144,7 +146,9 @@ def _one_batch(name: str, setup: Setup, drawn: Drawn, tell: Tell) -> ProcedureSt
     facts = probes.cannot_overfit_one_batch.probe(setup, drawn, told=tell)
     if "declined" in facts:
         return _open(name, facts["declined"])
-    measured = say("{first:.3g} to {lowest:.3g} in {n} steps", first=facts["first"], lowest=facts["lowest"], n=facts["steps"])
+    measured = say(
+        "{first:.3g} to {lowest:.3g} in {n} steps", first=facts["first"], lowest=facts["lowest"], n=facts["steps"]
+    )
     constant = facts["constant"]
     expected = say("near its floor")
     if constant is not None:
@@ -156,7 +160,9 @@ def _one_batch(name: str, setup: Setup, drawn: Drawn, tell: Tell) -> ProcedureSt
             name, "bad", measured, expected,
             say("A few samples cannot be learnt by heart: look at what the loss is given, and at what cuts the gradient's way."),
         )  # fmt: skip
-    return ProcedureStep(name, "open", measured, expected, say("It comes down, and not to its floor within these steps."))
+    return ProcedureStep(
+        name, "open", measured, expected, say("It comes down, and not to its floor within these steps.")
+    )
 
 
 def _samples(name: str, setup: Setup, drawn: Drawn, tell: Tell) -> ProcedureStep:
@@ -164,7 +170,7 @@ def _samples(name: str, setup: Setup, drawn: Drawn, tell: Tell) -> ProcedureStep
     if "declined" in facts:
         return _open(name, facts["declined"])
     if not facts["mixed"]:
-        return ProcedureStep(name, "good", say("no other sample's answer moves"), say("none"), "")
+        return ProcedureStep(name, "good", say("no other sample's answer moves"), "", "")
     measured = say("other samples' answers move {others:.2g} times as far as the own", others=facts["others"])
     advice = say("Samples mix at {at}: `trimtab explain cross-sample-leak`.", at=facts["at"] or say("the model's end"))
     return ProcedureStep(name, "bad", measured, "0", advice)
@@ -175,9 +181,11 @@ def _future(name: str, setup: Setup, drawn: Drawn, tell: Tell) -> ProcedureStep:
     if "declined" in facts:
         return _open(name, facts["declined"])
     if facts["ahead"] is None:
-        return ProcedureStep(name, "open", "", "", say("The target is not a later part of the input: there is no future to see."))
+        return ProcedureStep(
+            name, "open", "", "", say("The target is not a later part of the input: there is no future to see.")
+        )
     if not facts["leaks"]:
-        return ProcedureStep(name, "good", say("no earlier answer moves"), say("none"), "")
+        return ProcedureStep(name, "good", say("no earlier answer moves"), "", "")
     where = facts["at"] or say("the target, which is not shifted")
     return ProcedureStep(
         name, "bad", say("earlier answers move {others:.2g} times as far as later ones", others=facts["others"]), "0",

@@ -247,7 +247,8 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     if isinstance(value, Mapping):
         changed = {key: mapped(item, change) for key, item in value.items()}
-        return type(value)(changed) if type(value) is not dict and _takes_a_mapping(type(value)) else changed
+        kind: Any = type(value)
+        return kind(changed) if type(value) is not dict and _takes_a_mapping(type(value)) else changed
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(mapped(item, change) for item in value))
     if type(value) in (tuple, list):

@@ -80,7 +80,11 @@ def _probe(setup: Setup, drawn: Drawn, seconds: float, told: Callable[[int, int]
             seeded()
             goal = -math.inf if constant is None else FITS * constant
             optimizer = torch.optim.Adam(parameters, lr=lr)
-            tell = None if told is None else (lambda done, _, before=tried: told(before * STEPS + done, len(RATES) * STEPS))
+            tell = (
+                None
+                if told is None
+                else (lambda done, _, before=tried: told(before * STEPS + done, len(RATES) * STEPS))
+            )
             course = descend(trial, batch, optimizer, STEPS, goal=goal, until=until, told=tell)
             first = course.losses[0] if math.isnan(first) else first
             steps += len(course.losses)
@@ -149,11 +153,11 @@ def _constant_answer(setup: Setup, batch: Any) -> float | None:
 
 
 def _entropy(labels: Tensor) -> float | None:
-    shares = labels.unique(return_counts=True)[1].double() / max(labels.numel(), 1)
+    shares = torch.unique(labels, return_counts=True)[1].double() / max(labels.numel(), 1)
     return float(-(shares * shares.log()).sum()) or None
 
 
 def _repeats(batch: Any) -> bool:
     """Whether samples are given more than once, which may ask for more than one answer."""
     main = next(tensors(batch))
-    return main.ndim > 0 and len(main.flatten(1).unique(dim=0) if main.ndim > 1 else main.unique()) < main.shape[0]
+    return main.ndim > 0 and len(torch.unique(main.reshape(main.shape[0], -1), dim=0)) < main.shape[0]

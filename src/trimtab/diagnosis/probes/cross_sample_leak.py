@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from trimtab._setup import Setup
 from trimtab.diagnosis.probes.calls import Call, Declined, Drawn, answer, facts_of, first_call, still
@@ -52,7 +51,9 @@ def _probe(setup: Setup, drawn: Drawn) -> dict[str, Any]:
             return _mixing(setup.model, call, axis)
         found = _mixing(setup.model, call, 0)
         if found["mixed"] and may_be_sequences(call.tensors[0]) and not _mixing(setup.model, call, 1)["mixed"]:
-            raise Declined("nothing says whether samples or time steps come first, and along one of the two nothing mixes")
+            raise Declined(
+                "nothing says whether samples or time steps come first, and along one of the two nothing mixes"
+            )
         return found
 
 
@@ -137,7 +138,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[list[bool]]:
     frozen: list[bool] = []
     seen: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def hear(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def hear(module: Any, args: tuple[Any, ...], output: Any) -> Any:
         x = args[0]
         if module.running_mean is not None and not module.training:
             return None
@@ -146,7 +147,9 @@ def frozen_statistics(model: nn.Module) -> Iterator[list[bool]]:
             seen[id(module)] = (x.mean(axes), x.var(axes, correction=0))
             return None
         mean, variance = seen[id(module)]
-        return F.batch_norm(x, mean, variance, getattr(module, "weight", None), getattr(module, "bias", None), False, 0.0, module.eps)
+        return nn.functional.batch_norm(
+            x, mean, variance, getattr(module, "weight", None), getattr(module, "bias", None), False, 0.0, module.eps
+        )
 
     handles = [module.register_forward_hook(hear) for module in model.modules() if is_batch_norm(module)]
     try:

@@ -4,6 +4,7 @@ Karpathy's input-independent baseline: with inputs that tell nothing the loss mu
 zero, so that they stay as likely as they were; the loss with zeros is measured beside it.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -121,8 +122,7 @@ def _losses(setup: Setup, batch: Any, drawn: Drawn) -> tuple[float, float, float
     if not axes:
         raise Declined("the batch has one sample")
     for each in axes:  # where samples or time steps may be first, both are exchanged
-        order = _order(sizes[each])
-        found, others = _loss(setup, batch, lambda given, a=each, o=order: per_sample(given, a, lambda t: t[_at(a, o)]))
+        found, others = _loss(setup, batch, functools.partial(_exchanged, axis=each))
         exchanged = max(exchanged, found)
         far = max(far, *(_far(a, b) for a, b in zip(answers, others, strict=False)), 0.0)
     zeroed, _ = _loss(setup, batch, lambda given: given.changed(_zero))
@@ -145,14 +145,16 @@ def exchanging(setup: Setup, drawn: Drawn) -> Callable[[Call], Call]:
     with still(setup, training=True):
         axis = sample_axis(drawn, first_call(setup, drawn.batches[0])) or 0
 
-    def change(given: Call) -> Call:
-        sizes = given.tensors[0].shape
-        if axis >= len(sizes) or sizes[axis] < 2:
-            return given
-        order = _order(sizes[axis])
-        return per_sample(given, axis, lambda t: t[_at(axis, order)])
+    return functools.partial(_exchanged, axis=axis)
 
-    return change
+
+def _exchanged(given: Call, axis: int) -> Call:
+    """A call in which each sample gets the inputs of another one, where there are several."""
+    sizes = given.tensors[0].shape
+    if axis >= len(sizes) or sizes[axis] < 2:
+        return given
+    order = _order(sizes[axis])
+    return per_sample(given, axis, lambda t: t[_at(axis, order)])
 
 
 def _loss(setup: Setup, batch: Any, change: Callable[[Call], Call] | None = None) -> tuple[float, list[Tensor]]:

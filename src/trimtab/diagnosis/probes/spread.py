@@ -48,6 +48,9 @@ def _elsewhere(moved: Tensor, size: int, own: slice) -> Iterator[Tensor]:
     """The differences without those at the places that were changed, for each way in which an axis can hold the places.
 
     Of several axes that have the length, as in attention's weights, a place may be changed along any.
+
+    Yields:
+        The differences that are left, one tensor for each way.
     """
     axes = [axis for axis, length in enumerate(moved.shape) if length == size]
     if axes:
@@ -59,7 +62,7 @@ def _elsewhere(moved: Tensor, size: int, own: slice) -> Iterator[Tensor]:
     for axis, length in enumerate(moved.shape):
         if length and length % size == 0 and size > 1:
             for shape, at in (((size, length // size), axis), ((length // size, size), axis + 1)):
-                rest = moved.unflatten(axis, shape).clone()
+                rest = moved.reshape(*moved.shape[:axis], *shape, *moved.shape[axis + 1 :]).clone()
                 rest.movedim(at, 0)[own] = 0.0
                 yield rest
 

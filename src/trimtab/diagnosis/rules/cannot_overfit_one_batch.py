@@ -43,8 +43,16 @@ def find(view: View) -> Iterator[Found]:
                 Evidence(say("steps of the trial"), facts["steps"]),
             ),
             repairs=(
-                Repair(say("Look at what the loss is given: shapes, the axis of classes, the order of its arguments, targets that belong to the inputs")),
-                Repair(say("Look for what cuts the way from the parameters to the loss: detach, a rounding, a last activation that cannot reach the targets")),
+                Repair(
+                    say(
+                        "Look at what the loss is given: shapes, the axis of classes, the order of its arguments, targets that belong to the inputs"
+                    )
+                ),
+                Repair(
+                    say(
+                        "Look for what cuts the way from the parameters to the loss: detach, a rounding, a last activation that cannot reach the targets"
+                    )
+                ),
             ),
             reference="Karpathy 2019, A Recipe for Training Neural Networks: overfit one batch",
             location=view.place("forward"),

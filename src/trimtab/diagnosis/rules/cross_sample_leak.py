@@ -31,11 +31,15 @@ def find(view: View) -> Iterator[Found]:
             ),
             repairs=(
                 Repair(
-                    say("Keep the batch axis in its place: exchange axes with transpose or permute, not with view or reshape"),
+                    say(
+                        "Keep the batch axis in its place: exchange axes with transpose or permute, not with view or reshape"
+                    ),
                     "x = x.transpose(1, 2).flatten(1)  # not x.view(x.shape[0], -1) of another order",
                 ),
                 Repair(
-                    say("Give recurrent layers and attention batch_first=True where samples come first, and name the axis of a softmax or mean"),
+                    say(
+                        "Give recurrent layers and attention batch_first=True where samples come first, and name the axis of a softmax or mean"
+                    ),
                     "attention = torch.nn.MultiheadAttention(width, heads, batch_first=True)\nweights = scores.softmax(dim=-1)",
                 ),
             ),

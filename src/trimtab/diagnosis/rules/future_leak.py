@@ -36,7 +36,9 @@ def find(view: View) -> Iterator[Found]:
                     "mask = torch.nn.Transformer.generate_square_subsequent_mask(length)\ny = layer(x, src_mask=mask, is_causal=True)",
                 ),
                 Repair(
-                    say("Use recurrent layers of one direction, convolutions padded at the start only, and no norm or mean over time"),
+                    say(
+                        "Use recurrent layers of one direction, convolutions padded at the start only, and no norm or mean over time"
+                    ),
                     "x = torch.nn.functional.pad(x, (kernel - 1, 0))  # then a convolution without padding",
                 ),
             ),

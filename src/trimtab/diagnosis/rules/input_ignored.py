@@ -61,14 +61,22 @@ def _finding(view: View, facts: dict[str, float], cut: bool) -> Finding:
                 facts["loss"],
             ),
             Evidence(say("loss with inputs of zeros"), facts["zeroed"], facts["loss"]),
-            Evidence(say("movement of the answers when inputs are exchanged, over their size"), facts["moved"], None, SAME),
+            Evidence(
+                say("movement of the answers when inputs are exchanged, over their size"), facts["moved"], None, SAME
+            ),
         ),
         repairs=(
             Repair(
-                say("Look at inputs and targets right before the model is called: does each input still belong to its target?"),
+                say(
+                    "Look at inputs and targets right before the model is called: does each input still belong to its target?"
+                ),
                 "order = torch.randperm(len(x))\nx, y = x[order], y[order]  # one order for both",
             ),
-            Repair(say("Follow the input through the model's forward: is it used, and not a constant, a detached or an empty part of it?")),
+            Repair(
+                say(
+                    "Follow the input through the model's forward: is it used, and not a constant, a detached or an empty part of it?"
+                )
+            ),
         ),
         reference="Karpathy 2019, A Recipe for Training Neural Networks: input-independent baseline",
         location=view.place("forward"),
