@@ -21,10 +21,12 @@ from torch.nn import functional as F
 
 import trimtab
 from trimtab.diagnosis import probes, recipe
+from trimtab.diagnosis.causes import without_mere_symptoms
 from trimtab.diagnosis.probes.calls import Call
 from trimtab.diagnosis.probes.spread import astray
 from trimtab.diagnosis.probes.targets import elements_ahead
 from trimtab.diagnosis.rules import cannot_overfit_one_batch, cross_sample_leak, future_leak, input_ignored
+from trimtab.report import Finding
 
 EVERY = {
     "input-ignored": probes.input_ignored.probe,
@@ -230,6 +232,16 @@ def test_rules_on_made_facts(name, facts, severity):
 
 def test_a_short_run_is_not_judged():
     assert findings(input_ignored, view_with("input-ignored", IGNORED, steps=50)) == []
+
+
+def test_a_symptom_that_something_explains_is_left_out():
+    def said(code, *causes):
+        return Finding(code, "error", ("a",), "s", causes=causes)
+
+    both = (said("input-ignored"), said("cannot-overfit-one-batch", "input-ignored"))
+    assert without_mere_symptoms(both) == both
+    other = (said("dead-units"), said("input-ignored", "dead-units"))
+    assert without_mere_symptoms(other) == other[:1]
 
 
 def test_the_same_twice():

@@ -46,7 +46,7 @@ RANK = (
 """Codes from origin to consequence: the order of reading, and who is the cause where two explain each other."""
 
 SYMPTOMS = frozenset({"cannot-overfit-one-batch", "input-ignored"})
-"""What any fault may lead to: that a net cannot be fitted, or does not use its input, is a root only where nothing else is found."""
+"""What any fault may lead to: that a net cannot be fitted, or does not use its input, is said only where nothing else is found."""
 
 _EXPLAINS: dict[str, frozenset[str]] = {
     "nonfinite-data": frozenset(RANK[1:]),
@@ -235,6 +235,18 @@ def explain(
         ]
         named.append(replace(finding, causes=tuple(dict.fromkeys(causes))))
     return _in_reading_order(_without_cycles(named))
+
+
+def without_mere_symptoms(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Leave out that a net cannot be fitted where something else is found that explains it.
+
+    Args:
+        findings: Findings with their causes.
+
+    Returns:
+        The others, in the same order.
+    """
+    return tuple(f for f in findings if f.code not in SYMPTOMS or SYMPTOMS.issuperset(f.causes))
 
 
 def _is_graver(cause: Finding, effect: Finding) -> bool:

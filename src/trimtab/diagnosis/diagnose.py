@@ -9,7 +9,7 @@ import numpy as np
 
 from trimtab._setup import Setup
 from trimtab.diagnosis import probes
-from trimtab.diagnosis.causes import SYMPTOMS, explain
+from trimtab.diagnosis.causes import SYMPTOMS, explain, without_mere_symptoms
 from trimtab.diagnosis.evaluation import losses_by_mode
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.kinship import strangers
@@ -77,7 +77,7 @@ def diagnose_record(record: Record, ignore: Sequence[str] = ()) -> Diagnosis:
     view = View(record)
     found = _found(view) if record.step_count or len(record.steps) else []
     kept = (entry._replace(finding=left) for entry in found if (left := _without(entry.finding, ignore)) is not None)
-    findings = explain(list(kept), strangers(record))
+    findings = without_mere_symptoms(explain(list(kept), strangers(record)))
     return Diagnosis(findings, facts_of(record, view))
 
 
