@@ -9,7 +9,7 @@ import pytest
 
 from trimtab.report import codes
 
-COMMANDS = ("demo", "run", "check", "diagnose", "predict", "explain")
+COMMANDS = ("demo", "run", "check", "diagnose", "predict", "probe", "explain")
 
 
 def one_line(ended, status=2):
@@ -64,7 +64,7 @@ def test_version(shell):
         (["check", "--seed", "x", "a.py:f"], "--seed"),
         (["explain", "dead-unit"], "Did you mean dead-units?"),
         (["explain", "DEAD_UNITS"], "Did you mean dead-units or"),
-        (["explain", "qqqq"], "Known codes: clipping-dominates"),
+        (["explain", "qqqq"], "Known codes: cannot-overfit-one-batch"),
         (["explain", ""], "Unknown code ''"),
         (["explain", "../en/dead-units"], "Unknown code"),
     ],

@@ -458,3 +458,18 @@ def test_a_record_of_a_killed_run_without_its_journal_is_still_a_record(shell, n
     assert " steps, 11 recorded in full" in shell.trimtab("diagnose", "r.db").out
     shutil.copy(shell.folder / "r.db", shell.folder / "alone.db")
     one_line(shell.trimtab("diagnose", "alone.db"), "holds no training step")  # and not that it is no record
+
+
+def test_probe(setups):
+    ended = setups.trimtab("probe", "setups.py:make")
+    assert ended.status in (0, 1)
+    assert ended.err == ""
+    assert "loss at initialization" in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 80
+    ended = setups.trimtab("probe", "setups.py:make", "--playbook", "--format", "json", "--output", "p.json")
+    assert (ended.out, ended.err) == ("", "")
+    found = json.loads((setups.folder / "p.json").read_text())
+    assert ended.status == (0 if found["good"] else 1)
+    assert [step["verdict"] for step in found["steps"]]
+    one_line(setups.trimtab("probe", "setups.py:nope"), "setups.py has no nope")
+    one_line(setups.trimtab("probe", "setups.py:make", "--output", "no/such/folder"), "cannot write")

@@ -19,8 +19,14 @@ from trimtab.diagnosis import (
     fresh,
     view,
 )
+from trimtab.diagnosis.probes import BATCHES
+from trimtab.diagnosis.probes import cannot_overfit_one_batch as overfit
+from trimtab.diagnosis.probes import cross_sample_leak as cross_sample_probe
+from trimtab.diagnosis.probes import input_ignored as input_probe
+from trimtab.diagnosis.probes import targets as sequence_targets
 from trimtab.diagnosis.rules import (
     clipping_dominates,
+    cross_sample_leak,
     dead_units,
     decayed_norm_parameters,
     degenerate_normalization,
@@ -29,6 +35,7 @@ from trimtab.diagnosis.rules import (
     exploding_gradient,
     frozen_parameters,
     ill_conditioned,
+    input_ignored,
     learning_rate_too_high,
     learning_rate_too_low,
     lipschitz_blowup,
@@ -83,9 +90,18 @@ def after(words, value):
 
 
 NUMBERS = [
+    ("cannot-overfit-one-batch", after("trained on", overfit.SAMPLES)),
+    ("cannot-overfit-one-batch", before("steps each", overfit.STEPS)),
+    ("cannot-overfit-one-batch", f"a rate of {overfit.RATES[0]:g} and then {overfit.RATES[1]:g}"),
+    ("cannot-overfit-one-batch", before("of what the best constant answer", overfit.STUCK)),
+    ("cannot-overfit-one-batch", percent(overfit.STILL)),
+    ("cannot-overfit-one-batch", before("of the first loss", overfit.STANDS)),
+    ("cannot-overfit-one-batch", after("reached at", overfit.FITS)),
     ("clipping-dominates", percent(clipping_dominates.SHARE)),
     ("clipping-dominates", before("times", clipping_dominates.FACTOR)),
     ("clipping-dominates", after("at least", clipping_dominates.ENOUGH)),
+    ("cross-sample-leak", before("of the own movement", cross_sample_leak.STRONG)),
+    ("cross-sample-leak", before("times as large", cross_sample_probe.FAR)),
     ("dead-units", percent(dead_units.ALL)),
     ("dead-units", percent(dead_units.MANY)),
     ("dead-units", before("looks", dead_units.ENOUGH)),
@@ -113,6 +129,14 @@ NUMBERS = [
     ("exploding-gradient", before("times", exploding_gradient.WORSE)),
     ("exploding-gradient", before("L / n", flow.SCATTER)),
     ("exploding-gradient", before("steps", flow.EARLY)),
+    ("future-leak", percent(sequence_targets.SAME)),
+    ("future-leak", f"{sequence_targets.SHIFTS[0]} to {sequence_targets.SHIFTS[-1]}"),
+    ("input-ignored", percent(input_ignored.NOTHING)),
+    ("input-ignored", percent(input_ignored.SURELY)),
+    ("input-ignored", after("at least", input_ignored.ENOUGH)),
+    ("input-ignored", power(input_ignored.SAME).replace("e-", "e-0")),
+    ("input-ignored", before("steps first", input_probe.TRIAL)),
+    ("input-ignored", before("batches", BATCHES)),
     ("frozen-parameters", plain(fresh.SIGNIFICANCE)),
     ("frozen-parameters", before("recorded steps", frozen_parameters.ENOUGH)),
     ("ill-conditioned", percent(ill_conditioned.SHARE)),

@@ -33,6 +33,10 @@ CODES = [
     "broadcast-loss",
     "detached-graph",
     "loss-scale-underflow",
+    "cross-sample-leak",
+    "future-leak",
+    "input-ignored",
+    "cannot-overfit-one-batch",
 ]
 
 

@@ -12,6 +12,7 @@ from trimtab.cli.demo import demo
 from trimtab.cli.diagnose import check, diagnose
 from trimtab.cli.explain import explain
 from trimtab.cli.predict import predict
+from trimtab.cli.probe import probe
 from trimtab.cli.run import run
 from trimtab.errors import TrimtabError
 
@@ -27,7 +28,7 @@ def commands() -> None:
     """Learn why a PyTorch network won't train: the root cause, the layer, the number, the repair."""
 
 
-for command in (demo, run, check, diagnose, predict, explain):
+for command in (demo, run, check, diagnose, predict, probe, explain):
     commands.add_command(command)
 
 

@@ -18,6 +18,8 @@ RANK = (
     "frozen-parameters",
     "broadcast-loss",
     "double-softmax",
+    "future-leak",
+    "cross-sample-leak",
     "unscaled-inputs",
     "unscaled-targets",
     "symmetric-init",
@@ -45,10 +47,15 @@ RANK = (
     "learning-rate-too-low",
     "loss-spike",
     "nonfinite-loss",
+    "cannot-overfit-one-batch",
+    "input-ignored",
 )
 """Codes from origin to consequence: the order of reading, and who is the cause where two explain each other."""
 
-EXPLAINS: dict[str, frozenset[str]] = {
+SYMPTOMS = frozenset({"cannot-overfit-one-batch", "input-ignored"})
+"""What any fault may lead to: that a net cannot be fitted, or does not use its input, is said only where nothing else is found."""
+
+_EXPLAINS: dict[str, frozenset[str]] = {
     "nonfinite-data": frozenset(RANK[1:]),
     "missing-zero-grad": frozenset({
         "loss-spike",
@@ -93,6 +100,12 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "learning-rate-too-low",
     }),
     "double-softmax": frozenset({"vanishing-gradient", "learning-rate-too-low", "saturated-units"}),
+    "cross-sample-leak": frozenset({
+        "train-eval-gap",
+        "signal-collapse",
+        "vanishing-gradient",
+        "learning-rate-too-low",
+    }),
     "unscaled-inputs": frozenset({
         "loss-spike",
         "loss-at-init-off",
@@ -232,7 +245,16 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "clipping-dominates": frozenset({"learning-rate-too-low", "ill-conditioned"}),
     "loss-spike": frozenset({"nonfinite-loss"}),
     "learning-rate-too-high": frozenset({"loss-spike", "nonfinite-loss", "train-eval-gap", "stale-running-stats"}),
+    "cannot-overfit-one-batch": frozenset({"input-ignored"}),
+    "input-ignored": frozenset({"cannot-overfit-one-batch"}),
 }
+
+EXPLAINS = {
+    code: _EXPLAINS.get(code, frozenset()) | (frozenset() if code in SYMPTOMS else SYMPTOMS)
+    for code in RANK
+    if code in _EXPLAINS or code not in SYMPTOMS
+}
+"""Cause and effect."""
 
 LATER = {
     ("vanishing-gradient", "signal-collapse"),
@@ -279,6 +301,18 @@ def explain(
         ]
         named.append(replace(finding, causes=tuple(dict.fromkeys(causes))))
     return _in_reading_order(_without_cycles(named))
+
+
+def without_mere_symptoms(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Leave out that a net cannot be fitted where something else is found that explains it.
+
+    Args:
+        findings: Findings with their causes.
+
+    Returns:
+        The others, in the same order.
+    """
+    return tuple(f for f in findings if f.code not in SYMPTOMS or SYMPTOMS.issuperset(f.causes))
 
 
 def _is_graver(cause: Finding, effect: Finding) -> bool:

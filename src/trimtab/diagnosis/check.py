@@ -10,8 +10,10 @@ from torch.nn.parameter import is_lazy
 
 from trimtab._setup import Setup
 from trimtab._unchanged import unchanged
+from trimtab.diagnosis import probes
 from trimtab.diagnosis.diagnose import check_ignored, diagnose_record
 from trimtab.errors import SetupError, UsageError
+from trimtab.norms._passes import own
 from trimtab.prediction.riding import Ride
 from trimtab.recording import Record, Recorder, Schedule, Store
 from trimtab.recording.walk import tensors
@@ -21,7 +23,8 @@ from trimtab.report import Diagnosis
 def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
     """Look for what is wrong before the first step: data, wiring, initialization.
 
-    One batch goes forward and backward through the model as it is, and no step is taken. Afterwards, also after an error, these are
+    One batch goes forward and backward through the model as it is, and no step is taken. A few passes more see whether samples mix,
+    whether a sequence model sees what it is to foretell, and whether the input counts at all (`diagnosis.probes`). Afterwards, also after an error, these are
     bit-identical: parameters, gradients, buffers, modes and every other attribute of the model and its submodules; the optimizer; the
     random number generators of torch, CUDA, numpy and random; a DataLoader's own generator, and its sampler's, where `batches` gives
     the DataLoader or uses it from a variable around it. A model with lazy modules that no batch has initialized is checked in a copy.
@@ -55,8 +58,15 @@ def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
         recorder.start()
         try:
             model.train()
-            batch = next(setup.stream(on_pass=kept.add_data))
+            passes: list[Any] = []
+
+            def note(batches: Any) -> None:
+                passes.append(batches)
+                kept.add_data(batches)
+
+            batch = next(setup.stream(on_pass=note))
             _refuse_empty(batch)
+            first = probes.Drawn([own(batch)], probes.stacked(passes[0]))
             recorder.batch(batch)
             for leaf in (*kept.leaves, *model.parameters()):
                 leaf.grad = None
@@ -65,6 +75,7 @@ def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
             recorder.close_without_step()
         finally:
             recorder.close("checked")
+    store.facts({"probes": probes.before_training(setup, first)})
     return diagnose_record(Record.of(store), ignore)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from trimtab._setup import Setup
-from trimtab.diagnosis.causes import explain
+from trimtab.diagnosis import probes
+from trimtab.diagnosis.causes import SYMPTOMS, explain, without_mere_symptoms
 from trimtab.diagnosis.conditioning import modes
 from trimtab.diagnosis.evaluation import losses_by_mode
 from trimtab.diagnosis.found import Found
@@ -36,7 +37,8 @@ def diagnose(
     Args:
         run: A `Setup`, which is trained in place for its `steps` under watch; or a `Record`, or the path of one, which may
             still be written. Where a setup's model keeps running statistics, its loss is then computed on up to 8 of its
-            batches in training and in evaluation mode, and the model put back.
+            batches in training and in evaluation mode, and the model put back. The probes of `diagnosis.probes` then run on it,
+            and leave it as it was.
         ignore: Findings to leave out, as codes ("dead-units") or codes at a place ("dead-units@body.2"). A place
             stands for what lies in it; a finding loses the places that are ignored, and goes when none is left.
         store: File for the record of a setup; None keeps it in memory.
@@ -74,13 +76,9 @@ def diagnose_record(record: Record, ignore: Sequence[str] = ()) -> Diagnosis:
         The diagnosis.
     """
     view = View(record)
-    found: list[Found] = []
-    with np.errstate(all="ignore"):
-        if record.step_count or len(record.steps):
-            for rule in RULES:
-                found += rule(view)
+    found = _found(view) if record.step_count or len(record.steps) else []
     kept = (entry._replace(finding=left) for entry in found if (left := _without(entry.finding, ignore)) is not None)
-    findings = explain(list(kept), strangers(record))
+    findings = without_mere_symptoms(explain(list(kept), strangers(record)))
     return Diagnosis(findings, facts_of(record, view))
 
 
@@ -130,6 +128,7 @@ def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int]
                 progress(done, setup.steps)
         recorder.close(how)
         target.facts({"evaluation": losses_by_mode(setup), "modes": modes(setup)})
+        _probe(setup, target)
     except BaseException as error:
         how = f"{type(error).__name__}: {error}"
         raise
@@ -137,6 +136,27 @@ def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int]
         recorder.close(how)
         target.close()
     return Record.of(target)
+
+
+def _probe(setup: Setup, target: Store) -> None:
+    """Ask the trained setup what the record cannot tell; what is dear only where nothing explains a run that does not learn."""
+    try:
+        batches = probes.drawn(setup, probes.BATCHES)
+    except Exception:  # data that can be had once: then nobody knows
+        return
+    found = probes.after_training(setup, batches)
+    target.facts({"probes": found})
+    view = View(Record.of(target))
+    if not view.learned and not any(
+        f.finding.severity == "error" and f.finding.code not in SYMPTOMS for f in _found(view)
+    ):
+        found["cannot-overfit-one-batch"] = probes.cannot_overfit_one_batch.probe(setup, batches)
+        target.facts({"probes": found})
+
+
+def _found(view: View) -> list[Found]:
+    with np.errstate(all="ignore"):
+        return [found for rule in RULES for found in rule(view)]
 
 
 def facts_of(record: Record, view: View) -> RunFacts:

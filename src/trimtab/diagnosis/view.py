@@ -107,6 +107,11 @@ class View:
         found: dict[str, float] = self.record.facts.get("evaluation") or {}
         return found
 
+    def probe(self, name: str) -> dict[str, Any]:
+        """What a probe found (`diagnosis.probes`); empty for a run without a setup, and where the probe could not be made."""
+        found: dict[str, Any] = (self.record.facts.get("probes") or {}).get(name) or {}
+        return {} if "declined" in found else found
+
     @cached_property
     def evaluates_worse(self) -> bool:
         """Whether running statistics cost the trained setup a good part of what it has learned."""

@@ -21,6 +21,11 @@ VIEWS = {
 }  # fmt: skip
 """Operations that move numbers about and change none."""
 
+LOSSES = (
+    "NllLoss", "NllLoss2D", "MseLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "SmoothL1Loss", "HuberLoss",
+)  # fmt: skip
+"""Loss operations that keep what they compare with."""
+
 
 def operation(node: Any) -> str:
     """The name of an autograd node without its suffix: "Addmm" for AddmmBackward0."""
@@ -121,15 +126,7 @@ def loss_facts(loss: Tensor, origins: Mapping[int, str]) -> dict[str, Any]:
     facts["operations"], facts["sources"] = trace_back(start, origins)
     for node in _nodes(start):
         name = operation(node)
-        if name in (
-            "NllLoss",
-            "NllLoss2D",
-            "MseLoss",
-            "BinaryCrossEntropy",
-            "BinaryCrossEntropyWithLogits",
-            "SmoothL1Loss",
-            "HuberLoss",
-        ):
+        if name in LOSSES:
             facts["kind"] = name
             for role, field in (("prediction", "_saved_self"), ("target", "_saved_target")):
                 tensor = saved(node, field)
@@ -203,3 +200,18 @@ def tensor_facts(tensor: Tensor) -> dict[str, Any]:
                 "largest": finite.abs().max().item(),
             }
     return facts
+
+
+def loss_target(loss: Tensor) -> Tensor | None:
+    """What a loss compares the model's answer with, in the layout that the loss operation was given.
+
+    Args:
+        loss: A loss whose graph has not been freed.
+
+    Returns:
+        The target of the first loss operation of PyTorch's own; None where the loss is made by hand.
+    """
+    for node in () if loss.grad_fn is None else _nodes(loss.grad_fn):
+        if operation(node) in LOSSES and (target := saved(node, "_saved_target")) is not None:
+            return target
+    return None

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.rules import (
     broadcast_loss,
+    cannot_overfit_one_batch,
     clipping_dominates,
+    cross_sample_leak,
     dead_units,
     decayed_norm_parameters,
     degenerate_normalization,
@@ -14,7 +16,9 @@ from trimtab.diagnosis.rules import (
     excessive_weight_decay,
     exploding_gradient,
     frozen_parameters,
+    future_leak,
     ill_conditioned,
+    input_ignored,
     learning_rate_too_high,
     learning_rate_too_low,
     lipschitz_blowup,
@@ -51,6 +55,8 @@ RULES: tuple[Callable[[View], Iterator[Found]], ...] = (
     frozen_parameters.find,
     broadcast_loss.find,
     double_softmax.find,
+    future_leak.find,
+    cross_sample_leak.find,
     unscaled_inputs.find,
     unscaled_targets.find,
     symmetric_init.find,
@@ -78,4 +84,6 @@ RULES: tuple[Callable[[View], Iterator[Found]], ...] = (
     learning_rate_too_low.find,
     loss_spike.find,
     nonfinite_loss.find,
+    cannot_overfit_one_batch.find,
+    input_ignored.find,
 )
