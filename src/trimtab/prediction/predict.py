@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -98,6 +99,7 @@ def _predicted(model: nn.Module, run: Callable[[], Tensor | None], batch: Any) -
     return concluded(type(model).__name__, tracer, listener, single=single)
 
 
+@np.errstate(all="ignore")
 def concluded(name: str, tracer: Tracer, listener: Listener, *, single: bool) -> Prediction:
     """Propagate moments along the operations of a pass that has run.
 

@@ -117,6 +117,7 @@ def few_rows(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+@np.errstate(all="ignore")  # values that are no numbers, or too large: what comes of them is none either
 def measure(tensor: Tensor) -> State:
     """The state of a tensor that is there: every covariance by means over subsets of its axes.
 
