@@ -1436,6 +1436,7 @@ def twenty_blocks_added_up(broken):
     *(f"branches.{i}" for i in range(16)),
     "head",
     also=GROWN,
+    slow=True,
 )
 def sums_in_the_model_itself(broken):
     class Net(nn.Module):
@@ -1531,7 +1532,7 @@ def gains_decayed_beside_the_gradient(broken):
     return classify(net, optimizer, 350)
 
 
-@problem("excessive-weight-decay", "optimizer", also=("learning-rate-too-high", *LAGGING))
+@problem("excessive-weight-decay", "optimizer", also=("learning-rate-too-high", *LAGGING), slow=True)
 def decay_turns_convolutions(broken):
     net = cnn(4, norm=True)
     optimizer = in_groups(net, is_matrix, 2.0 if broken else 2e-3, SGD, lr=0.05, momentum=0.5)

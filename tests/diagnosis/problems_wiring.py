@@ -260,7 +260,7 @@ def small_loss_without_a_scaler(broken):
     return in_half(mlp(2), 1e-6, None if broken else 2.0**16)
 
 
-@problem("loss-scale-underflow", "loop", also=FADED)
+@problem("loss-scale-underflow", "loop", also=FADED, slow=True)
 def scaler_that_begins_at_two(broken):
     return in_half(cnn(3, norm=True), 1e-5, 2.0 if broken else 2.0**16, image=True)
 
