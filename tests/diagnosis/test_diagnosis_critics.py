@@ -61,6 +61,14 @@ def test_clipped_weights_are_left_alone():
     assert findings(lipschitz_blowup, made) == []
 
 
+def test_weights_that_stand_still_after_the_end_are_not_clipped():
+    made = critic()
+    made.series["c", "output"][6:, 6] = 1
+    for name in "abc":
+        made.series[f"{name}.weight", "parameter"][6:, 4] = 7.0
+    assert findings(lipschitz_blowup, made) != []
+
+
 def test_the_loss_of_another_optimizer_says_nothing():
     made = critic()
     made.stepped = [2] * len(made.losses)  # the second one, which does not hold these layers

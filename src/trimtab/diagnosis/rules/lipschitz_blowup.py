@@ -85,8 +85,10 @@ def _critic(view: View, last: Layer, stepped: int) -> list[Layer]:
 
 
 def _clipped(critic: list[Layer]) -> bool:
-    """Whether the largest weight of the layers is the same number at most steps behind the first."""
-    series = [layer.values.abs_max[1:] for layer in critic]
+    """Whether the largest weight of the layers is the same number at most steps behind the first, as long as the outputs are numbers."""
+    bad = critic[-1].output.steps[critic[-1].output.nonfinite > 0]
+    end = bad[0] if len(bad) else np.inf  # what has broken down stands still too
+    series = [layer.values.abs_max[1:][layer.values.steps[1:] < end] for layer in critic]
     if not len(series[0]) or len({len(one) for one in series}) > 1:
         return False
     largest = np.max(series, axis=0)
