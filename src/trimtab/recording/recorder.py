@@ -26,6 +26,7 @@ from trimtab.errors import UsageError
 from trimtab.recording import batch_statistics, clock, details
 from trimtab.recording.broadcasting import broadcasts
 from trimtab.recording.clearing import Clearing
+from trimtab.recording.closeup import CloseUp
 from trimtab.recording.fed import Fed
 from trimtab.recording.graph import loss_facts, loss_scale
 from trimtab.recording.journal import Journal
@@ -34,8 +35,7 @@ from trimtab.recording.parameters import ParameterReader
 from trimtab.recording.passenger import Boarding, Seat
 from trimtab.recording.roster import Roster, rates
 from trimtab.recording.schedule import Schedule
-from trimtab.recording.severed import Severed
-from trimtab.recording.sites import CallTable, SiteTable, call_name
+from trimtab.recording.sites import SiteTable
 from trimtab.recording.store import Store
 from trimtab.recording.taps import End, Entry, Tap, gradient_hook
 from trimtab.recording.walk import measurable, tensors
@@ -114,10 +114,7 @@ class Recorder:
         self._journal = Journal(store, self._sites, self._tape)
         self._parameters = ParameterReader(self.models, self._sites, self._tape)
         self._clearing = Clearing()
-        self._origins: dict[int, str] = {}
-        self._ungraded: dict[int, details.Ungraded] = {}
-        self._severed = Severed()
-        self._calls = CallTable()
+        self._close_up = CloseUp(self._sites)
         self._handles: list[Any] = []
         self._leaf_handles: list[Any] = []
         self._scope = 0
@@ -316,9 +313,7 @@ class Recorder:
         self._took_turns = window.optimizers
         self._last = None
         take_hooks_off((), self._leaf_handles)
-        self._origins.clear()
-        self._ungraded.clear()
-        self._severed.clear()
+        self._close_up.clear()
         self._owner = None
         self._parameters.forget()
         self._journal.step_ended(window)
@@ -490,58 +485,13 @@ class Recorder:
                 if tensor.is_leaf:  # a parameter, or the user's own input: it outlives the step
                     self._leaf_handles.append(handle)
             if window.detail and not again and i == 0:
-                self._look_closer(tap, args, tensor, site)
+                self._close_up.look(window, scope, tap, args, tensor, site, self._data)
             self._last = (
                 weakref.ref(tensor),
                 tensor._version,
             )  # to hold it would cost the user's step a fresh allocation
-        if self._owner is not None and self._owner() is tap.module():
+        if self._owner is not None and self._owner() is module:
             self._owner = None
-
-    def _look_closer(self, tap: Tap, args: tuple[Any, ...], output: Tensor, site: int) -> None:
-        window = self._window
-        module = tap.module()
-        if module is None:
-            return
-        link = details.link(module, args, output, self._origins, self._ungraded)
-        name = f"{tap.model}:{tap.name}"
-        apart = details.tells_calls_apart(module)
-        call = self._calls.number(name, link["operations"], link["sources"]) if apart else 1
-        sources = [window.links[source] for source in link["sources"] if source in window.links]
-        link["axis"] = axis = details.channel_axis(module, output, sources)
-        summary = details.units(module, output, axis)
-        if summary is not None:
-            window.units.append((self._scope, site, call, summary))
-        functional = details.functional_activation(args, link, sources)
-        if functional is not None:
-            window.units.append((self._scope, self._sites.index(tap.model, tap.name, "input"), call, functional))
-        key = call_name(name, call)
-        if key not in window.links:
-            window.links[key] = link
-            link["severed"] = self._severed.look(args, known=bool(link["sources"]), fed=self._data)
-            link["graph"] = output.requires_grad
-            link["given"] = details.given_to_norm(module, args)
-            if call == 1 and batch_statistics.is_batch_norm(module):
-                self._look_at_batch(tap, args, link)
-        self._severed.add(output, key)
-        if output.grad_fn is not None:
-            self._origins.setdefault(_torch.sequence_number(output.grad_fn), key)
-        else:
-            self._ungraded[id(output)] = (weakref.ref(output), key)
-
-    def _look_at_batch(self, tap: Tap, args: tuple[Any, ...], link: dict[str, Any]) -> None:
-        """What a batch normalization was given, beside what it had kept when the step began."""
-        given = batch_statistics.given_to(args)
-        rows = None if given is None else batch_statistics.batch_statistics(given)
-        if given is None or rows is None:
-            return
-        window, model = self._window, tap.model
-        window.channels.append((self._scope, self._sites.index(model, tap.name, "batch-statistics"), rows))
-        kept = window.kept.get(model, {}).get(tap.name)
-        if kept is not None:
-            window.channels.append((self._scope, self._sites.index(model, tap.name, "running-statistics"), kept))
-        link["samples"] = window.batch
-        link["padding"] = batch_statistics.padding(given, window.batch)
 
     # ------------------------------------------------------------------------------------------------ backward
 
@@ -565,16 +515,10 @@ class Recorder:
             self._active, self._stepped = True, False
             self._keep_loss(losses)
             if window.detail and window.passes == window.first_pass + 1 and losses:
-                origins = self._answers(losses[0])
+                origins = self._close_up.answers(losses[0], window.links)
                 window.details["loss"] = loss_facts(losses[0], origins) | {"broadcasts": broadcasts(losses[0], origins)}
         except Exception as error:  # never into the user's backward pass
             self.fail(error)
-
-    def _answers(self, loss: Tensor) -> dict[int, str]:
-        """The origins that a loss can be made of: a loss that is a module's output, or lies in one, is not made of itself."""
-        made = _torch.sequence_number(loss.grad_fn) if loss.grad_fn is not None and loss.numel() == 1 else -1
-        links = self._window.links
-        return {n: key for n, key in self._origins.items() if n != made and links.get(key, {}).get("output") != []}
 
     def _elsewhere(self) -> bool:
         """Whether this is another thread than the one that last called or stepped what is watched."""
