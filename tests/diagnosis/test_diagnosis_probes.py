@@ -25,8 +25,10 @@ from trimtab.diagnosis.causes import without_mere_symptoms
 from trimtab.diagnosis.probes.calls import Call
 from trimtab.diagnosis.probes.spread import astray
 from trimtab.diagnosis.probes.targets import elements_ahead
+from trimtab.diagnosis.procedures import Plan, follow
 from trimtab.diagnosis.rules import cannot_overfit_one_batch, cross_sample_leak, future_leak, input_ignored
 from trimtab.report import Finding
+from trimtab.report.procedure import ProcedureStep
 
 EVERY = {
     "input-ignored": probes.input_ignored.probe,
@@ -248,3 +250,15 @@ def test_the_same_twice():
     setup = build(answers_within_one_for_targets_beyond, True)
     drawn = probes.drawn(setup, 4)
     assert [EVERY[n](setup, drawn) for n in EVERY] == [EVERY[n](setup, drawn) for n in EVERY]
+
+
+def test_an_interrupted_procedure_keeps_the_steps_that_were_done():
+    def steps(setup, progress):
+        yield ProcedureStep("first", "good", "1", "1", "")
+        raise KeyboardInterrupt
+
+    plan = Plan("a plan", "nobody", steps)
+    found = follow(plan, None, keep_interrupted=True)
+    assert ([step.name for step in found.steps], found.finished) == (["first"], False)
+    with pytest.raises(KeyboardInterrupt):
+        follow(plan, None)

@@ -1,7 +1,7 @@
 """Eight layers as torch draws them: plain SGD could not train them, Adam does."""
 
 import torch
-from healthy_data import accuracy, cross_entropy, digits, mlp, passes
+from healthy_parts import accuracy, cross_entropy, digits, mlp, passes
 
 from trimtab import Setup
 

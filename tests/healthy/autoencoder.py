@@ -1,7 +1,7 @@
 """Eight numbers for sixty-four pixels and back."""
 
 import torch
-from healthy_data import digits, mlp, passes
+from healthy_parts import digits, mlp, passes
 from torch import nn
 from torch.nn import functional as F
 

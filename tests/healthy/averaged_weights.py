@@ -1,7 +1,7 @@
 """An average of the weights is kept beside them and evaluated."""
 
 import torch
-from healthy_data import accuracy, cross_entropy, digits, he, mlp, passes
+from healthy_parts import accuracy, cross_entropy, digits, he, mlp, passes
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from trimtab import Setup

@@ -1,7 +1,7 @@
 """Matrix products in bfloat16, weights in float32."""
 
 import torch
-from healthy_data import accuracy, cross_entropy, digits, he, mlp, passes
+from healthy_parts import accuracy, cross_entropy, digits, he, mlp, passes
 from torch import nn
 
 from trimtab import Setup

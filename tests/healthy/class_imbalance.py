@@ -1,7 +1,7 @@
 """One digit against all others, one in ten, under a weighted loss."""
 
 import torch
-from healthy_data import digits, he, mlp, passes
+from healthy_parts import digits, he, mlp, passes
 from torch.nn import functional as F
 
 from trimtab import Setup

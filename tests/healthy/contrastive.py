@@ -1,7 +1,7 @@
 """Two noisy views of each image are to be told from all others of the batch."""
 
 import torch
-from healthy_data import digits, he, mlp, passes
+from healthy_parts import digits, he, mlp, passes
 from torch.nn import functional as F
 
 from trimtab import Setup

@@ -1,7 +1,7 @@
 """Thirty linear layers drawn orthogonal keep every length."""
 
 import torch
-from healthy_data import accuracy, cross_entropy, digits, mlp, passes
+from healthy_parts import accuracy, cross_entropy, digits, mlp, passes
 from torch import nn
 
 from trimtab import Setup

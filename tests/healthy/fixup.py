@@ -1,7 +1,7 @@
 """Residual blocks without norms: the last weight of a branch starts at zero, the first is scaled with depth."""
 
 import torch
-from healthy_data import accuracy, cross_entropy, digits, passes
+from healthy_parts import accuracy, cross_entropy, digits, passes
 from torch import nn
 
 from trimtab import Setup

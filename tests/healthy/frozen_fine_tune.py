@@ -1,7 +1,7 @@
 """A body trained on five digits and frozen on purpose, a new head for the other five."""
 
 import torch
-from healthy_data import accuracy, cross_entropy, digits, he, mlp, passes
+from healthy_parts import accuracy, cross_entropy, digits, he, mlp, passes
 from torch import nn
 
 from trimtab import Setup

@@ -1,7 +1,7 @@
 """Four small batches to a step, each loss divided by four."""
 
 import torch
-from healthy_data import accuracy, cross_entropy, digits, he, mlp, passes
+from healthy_parts import accuracy, cross_entropy, digits, he, mlp, passes
 
 from trimtab import Setup
 

@@ -1,7 +1,7 @@
 """LoRA: the second factor starts at zero, the matrix that it adapts is frozen."""
 
 import torch
-from healthy_data import accuracy, cross_entropy, digits, he, mlp, passes
+from healthy_parts import accuracy, cross_entropy, digits, he, mlp, passes
 from torch import nn
 
 from trimtab import Setup

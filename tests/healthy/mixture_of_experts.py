@@ -1,7 +1,7 @@
 """A gate sends each sample to two of six experts, which some samples never see."""
 
 import torch
-from healthy_data import accuracy, digits, he, mlp, passes
+from healthy_parts import accuracy, digits, he, mlp, passes
 from torch import nn
 from torch.nn import functional as F
 

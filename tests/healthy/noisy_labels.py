@@ -1,7 +1,7 @@
 """Three labels in ten are wrong: the loss has a floor far above zero."""
 
 import torch
-from healthy_data import accuracy, cross_entropy, digits, he, mlp, passes
+from healthy_parts import accuracy, cross_entropy, digits, he, mlp, passes
 
 from trimtab import Setup
 

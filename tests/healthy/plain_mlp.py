@@ -1,7 +1,7 @@
 """Three ReLU layers drawn as He draws them, SGD with momentum."""
 
 import torch
-from healthy_data import accuracy, cross_entropy, digits, he, mlp, passes
+from healthy_parts import accuracy, cross_entropy, digits, he, mlp, passes
 
 from trimtab import Setup
 

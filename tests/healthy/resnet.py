@@ -1,7 +1,7 @@
 """Residual blocks with BatchNorm, a strided projection, global pooling, SGD with decay and a cosine schedule."""
 
 import torch
-from healthy_data import accuracy, cross_entropy, digits, passes
+from healthy_parts import accuracy, cross_entropy, digits, passes
 from torch import nn
 
 from trimtab import Setup

@@ -1,7 +1,7 @@
 """Sixteen residual blocks whose branches start at a factor of zero: exact zeros in the first gradients."""
 
 import torch
-from healthy_data import accuracy, cross_entropy, digits, passes
+from healthy_parts import accuracy, cross_entropy, digits, passes
 from torch import nn
 
 from trimtab import Setup

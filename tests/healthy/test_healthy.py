@@ -13,7 +13,7 @@ import torch
 import trimtab
 
 HERE = Path(__file__).parent
-ZOO = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in ("conftest", "healthy_data", "test_healthy"))
+ZOO = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in ("conftest", "healthy_parts", "test_healthy"))
 HEAVY = {
     "adam_on_a_default_draw",
     "fixup",

@@ -1,10 +1,7 @@
 """Input and output embedding are one matrix."""
 
-import torch
-from healthy_data import accuracy, cross_entropy, passes, text
+from healthy_parts import next_symbol
 from torch import nn
-
-from trimtab import Setup
 
 LEARNS = 0.5
 
@@ -21,7 +18,4 @@ class Net(nn.Module):
 
 
 def make():
-    x = text()
-    net = Net()
-    optimizer = torch.optim.AdamW(net.parameters(), 5e-3)
-    return Setup(net, optimizer, passes(x[:, :-1], x[:, 1:]), cross_entropy, 250, accuracy(x[:, :-1], x[:, 1:]))
+    return next_symbol(Net, 5e-3)

@@ -1,7 +1,7 @@
 """Down and up again with a skip between, asked to take noise off images."""
 
 import torch
-from healthy_data import digits, passes
+from healthy_parts import digits, passes
 from torch import nn
 from torch.nn import functional as F
 

@@ -1,7 +1,7 @@
 """The same with noise in the middle and its divergence in the loss."""
 
 import torch
-from healthy_data import digits, mlp, passes
+from healthy_parts import digits, mlp, passes
 from torch import nn
 from torch.nn import functional as F
 

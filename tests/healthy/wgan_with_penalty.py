@@ -3,7 +3,7 @@
 import math
 
 import torch
-from healthy_data import he, mlp, passes
+from healthy_parts import he, mlp, passes
 from torch import nn
 
 from trimtab import Setup

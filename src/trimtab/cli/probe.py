@@ -29,23 +29,15 @@ def probe(target: str, playbook: bool, seed: int, form: str, output: str | None)
 
     def action() -> int:
         from trimtab.cli.setups import load_setup
-        from trimtab.diagnosis import playbook as book
-        from trimtab.diagnosis import playbook_steps, recipe, recipe_steps
+        from trimtab.diagnosis.playbook import PLAYBOOK
+        from trimtab.diagnosis.procedures import follow
+        from trimtab.diagnosis.recipe import RECIPE
         from trimtab.errors import UsageError
-        from trimtab.report.procedure import Procedure, ProcedureStep
         from trimtab.report.writing import write
 
         setup = load_setup(target, seed)
-        steps: list[ProcedureStep] = []
-        finished = True
         with step_counter() as progress:
-            try:
-                for step in (playbook_steps if playbook else recipe_steps)(setup, progress=progress):
-                    steps.append(step)  # noqa: PERF402 - those before an interrupt count
-            except KeyboardInterrupt:
-                finished = False
-        module = sys.modules[(book if playbook else recipe).__module__]
-        found = Procedure(module.TITLE, module.REFERENCE, tuple(steps), finished)
+            found = follow(PLAYBOOK if playbook else RECIPE, setup, progress, keep_interrupted=True)
         text = found.to_json() if form == "json" else str(found).rstrip("\n")
         if output in (None, "-"):
             write(text, sys.stdout)
@@ -54,7 +46,7 @@ def probe(target: str, playbook: bool, seed: int, form: str, output: str | None)
                 Path(str(output)).write_text(text + "\n", encoding="utf-8")
             except OSError as error:
                 raise UsageError(f"cannot write {error.filename or output}: {error.strerror}") from error
-        if not finished:
+        if not found.finished:
             return 130
         return 0 if found.good else 1
 

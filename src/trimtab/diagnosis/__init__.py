@@ -2,7 +2,7 @@
 
 from trimtab.diagnosis.check import check
 from trimtab.diagnosis.diagnose import check_ignored, diagnose
-from trimtab.diagnosis.playbook import playbook, playbook_steps
-from trimtab.diagnosis.recipe import recipe, recipe_steps
+from trimtab.diagnosis.playbook import playbook
+from trimtab.diagnosis.recipe import recipe
 
-__all__ = ["check", "check_ignored", "diagnose", "playbook", "playbook_steps", "recipe", "recipe_steps"]
+__all__ = ["check", "check_ignored", "diagnose", "playbook", "recipe"]

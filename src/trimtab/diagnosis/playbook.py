@@ -1,7 +1,7 @@
 """`playbook`: how the Deep Learning Tuning Playbook tells why an optimization fails, on copies."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -10,9 +10,9 @@ from trimtab._setup import Setup
 from trimtab.diagnosis import probes
 from trimtab.diagnosis.probes.calls import Declined
 from trimtab.diagnosis.probes.trials import Trial, trial
+from trimtab.diagnosis.procedures import Plan, Progress, follow
 from trimtab.report.procedure import Procedure, ProcedureStep
 
-TITLE = "playbook"
 REFERENCE = (
     "Godbole et al. 2023, Deep Learning Tuning Playbook: how can optimization failures be debugged and mitigated?"
 )
@@ -44,8 +44,6 @@ SPIKE = 1.5
 EARLY = 0.1
 """Share of a run that counts as its beginning: the playbook looks at warm-up there, and at clipping later."""
 
-Progress = Callable[[str, int, int], None]
-
 
 def playbook(setup: Setup, *, progress: Progress | None = None) -> Procedure:
     """Find the best rate, look at what happens just above it, at the gradient's norm, and at a run at twice the best rate.
@@ -60,19 +58,10 @@ def playbook(setup: Setup, *, progress: Progress | None = None) -> Procedure:
     Raises:
         SetupError: Its batches cannot be used.
     """
-    return Procedure(TITLE, REFERENCE, tuple(playbook_steps(setup, progress=progress)))
+    return follow(PLAYBOOK, setup, progress)
 
 
-def playbook_steps(setup: Setup, *, progress: Progress | None = None) -> Iterator[ProcedureStep]:
-    """The same step by step, for somebody who may stop.
-
-    Args:
-        setup: The run.
-        progress: As for `playbook`.
-
-    Yields:
-        The steps.
-    """
+def _steps(setup: Setup, progress: Progress | None) -> Iterator[ProcedureStep]:
     steps = min(setup.steps, STEPS)
     drawn = probes.drawn(setup, steps)
     rate = max((group["lr"] for o in setup.optimizers for group in o.param_groups), default=math.nan)
@@ -192,3 +181,6 @@ def _spike(run: Trial) -> int | None:
     bound = np.maximum(lowest + (SPIKE - 1) * np.abs(lowest), losses[0] + 0.2 * abs(losses[0]))
     over = np.flatnonzero(~(losses[1:] <= bound))
     return int(over[0]) + 1 if len(over) else None
+
+
+PLAYBOOK = Plan("playbook", REFERENCE, _steps)

@@ -11,11 +11,11 @@ from trimtab.diagnosis import probes
 from trimtab.diagnosis.probes.calls import Call, Declined, Drawn, loss_of, still
 from trimtab.diagnosis.probes.input_ignored import exchanging
 from trimtab.diagnosis.probes.trials import trial
+from trimtab.diagnosis.procedures import Plan, Progress, follow
 from trimtab.propagation.loss import softmax_loss_at_init
 from trimtab.recording.graph import loss_facts
 from trimtab.report.procedure import Procedure, ProcedureStep
 
-TITLE = "recipe"
 REFERENCE = "Karpathy 2019, A Recipe for Training Neural Networks"
 
 STEPS = 100
@@ -33,8 +33,6 @@ TIMES = 2.0
 HELPS = 0.03
 """What inputs must take off the loss of a short run, as a share of that without them."""
 
-Progress = Callable[[str, int, int], None]
-
 
 def recipe(setup: Setup, *, progress: Progress | None = None) -> Procedure:
     """Follow Karpathy's recipe: loss at the start, input-independent baseline, one batch by heart, and what depends on what.
@@ -49,19 +47,10 @@ def recipe(setup: Setup, *, progress: Progress | None = None) -> Procedure:
     Raises:
         SetupError: Its batches cannot be used.
     """
-    return Procedure(TITLE, REFERENCE, tuple(recipe_steps(setup, progress=progress)))
+    return follow(RECIPE, setup, progress)
 
 
-def recipe_steps(setup: Setup, *, progress: Progress | None = None) -> Iterator[ProcedureStep]:
-    """The same step by step, for somebody who may stop.
-
-    Args:
-        setup: The run.
-        progress: As for `recipe`.
-
-    Yields:
-        The steps.
-    """
+def _steps(setup: Setup, progress: Progress | None) -> Iterator[ProcedureStep]:
     steps = min(setup.steps, STEPS)
     drawn = probes.drawn(setup, min(steps, BATCHES))
     for name, step in (
@@ -191,3 +180,6 @@ def _future(name: str, setup: Setup, drawn: Drawn, tell: Tell) -> ProcedureStep:
         name, "bad", say("earlier answers move {others:.2g} times as far as later ones", others=facts["others"]), "0",
         say("The future comes in at {where}: `trimtab explain future-leak`.", where=where),
     )  # fmt: skip
+
+
+RECIPE = Plan("recipe", REFERENCE, _steps)
