@@ -51,6 +51,8 @@ def not_a_tensor():
 def one_shot():
     batches = iter([(torch.randn(4, 8), torch.zeros(4, dtype=torch.long))])
     return make(batches=lambda: batches)
+def without_samples():
+    return make(batches=lambda: [(torch.randn(0, 8), torch.zeros(0, dtype=torch.long))])
 def empty():
     return make(batches=lambda: [])
 def no_batches():
@@ -171,6 +173,19 @@ def test_the_users_own_error_is_shown_whole(setups, command, name, error):
     if name == "deep":
         assert "KeyError: 'cause'" in ended.err
         assert "During handling of the above exception" in ended.err
+
+
+@pytest.mark.parametrize("options", [[], ["--playbook"]])
+def test_what_probe_cannot_use(setups, options):
+    one_line(setups.trimtab("probe", *options, "setups.py:not_a_scalar"), "loss must")
+    ended = setups.trimtab("probe", *options, "setups.py:loss_fails")
+    assert ended.status == 2
+    assert ended.err.splitlines()[-1].startswith("ArithmeticError: in my loss")
+    assert not [f for f in ended.frames if "/src/trimtab/" in f]
+
+
+def test_probe_of_an_empty_batch(setups):
+    one_line(setups.trimtab("probe", "setups.py:without_samples"), "batches must give batches with samples in them")
 
 
 def test_a_factory_that_wants_more_than_a_seed(setups):

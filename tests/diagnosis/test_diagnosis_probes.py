@@ -27,6 +27,7 @@ from trimtab.diagnosis.probes.spread import astray
 from trimtab.diagnosis.probes.targets import elements_ahead
 from trimtab.diagnosis.procedures import Plan, follow
 from trimtab.diagnosis.rules import cannot_overfit_one_batch, cross_sample_leak, future_leak, input_ignored
+from trimtab.errors import UsageError
 from trimtab.report import Finding
 from trimtab.report.procedure import ProcedureStep
 
@@ -257,8 +258,10 @@ def test_an_interrupted_procedure_keeps_the_steps_that_were_done():
         yield ProcedureStep("first", "good", "1", "1", "")
         raise KeyboardInterrupt
 
-    plan = Plan("a plan", "nobody", steps)
-    found = follow(plan, None, keep_interrupted=True)
+    plan, setup = Plan("a plan", "nobody", steps), build(attention_over_samples, False)
+    found = follow(plan, setup, keep_interrupted=True)
     assert ([step.name for step in found.steps], found.finished) == (["first"], False)
     with pytest.raises(KeyboardInterrupt):
+        follow(plan, setup)
+    with pytest.raises(UsageError, match="a plan takes a Setup, but it was given a NoneType"):
         follow(plan, None)

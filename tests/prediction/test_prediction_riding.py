@@ -7,6 +7,7 @@ import prediction_nets as nets
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import trimtab
@@ -244,3 +245,94 @@ def test_a_fault_of_the_rides_own_leaves_run_and_record_alone(monkeypatch, place
     assert "fault" not in record.facts
     assert "no room" in record.facts["predictions"]["0"]["declined"]
     assert not _torch.dispatch_mode_is_active()
+
+
+def alike(make, run, steps=3):
+    """Losses, weights and random numbers of a run with and without a watch; the record of the first."""
+
+    def once(watched):
+        torch.manual_seed(2)
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        x = torch.randn(4, 6, 5)
+
+        def loop():
+            losses = []
+            for _ in range(steps):
+                optimizer.zero_grad()
+                loss = run(model, x)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            return losses
+
+        if watched:
+            with trimtab.watch(model, optimizer) as watch:
+                losses = loop()
+            return losses, [p.clone() for p in model.parameters()], torch.rand(3), watch.record
+        return loop(), [p.clone() for p in model.parameters()], torch.rand(3), None
+
+    (a, p, r, record), (b, q, s, _) = once(True), once(False)
+    assert a == b
+    assert all(torch.equal(x, y) for x, y in zip(p, q, strict=True))
+    assert torch.equal(r, s)
+    assert "fault" not in record.facts
+    assert record.step_count == steps
+    return record
+
+
+@pytest.mark.parametrize("read", [lambda out: out[1][0], lambda out: out[1][1], lambda out: out[0][:, -1]])
+def test_outputs_of_a_fused_layer_that_nothing_reads(read):
+    """Torch tells a hook on an output of several that nothing has read of no gradient at all: None."""
+    record = alike(lambda: nn.LSTM(5, 4, batch_first=True), lambda model, x: read(model(x)).square().mean())
+    assert predictions(record)[0].coverage == 1.0
+
+
+def test_a_part_of_a_chunk_that_nothing_reads():
+    class Chunks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(5, 8)
+
+        def forward(self, x):
+            return self.linear(x).chunk(2, -1)
+
+    alike(lambda: nn.Sequential(Chunks()), lambda model, x: model(x)[0].square().mean())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_fused_layer_inside_a_checkpoint(reentrant):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.rnn = nn.Linear(5, 5), nn.LSTM(5, 4, batch_first=True)
+
+        def forward(self, x):
+            return checkpoint(lambda h: self.rnn(h)[0], self.first(x), use_reentrant=reentrant)
+
+    alike(Net, lambda model, x: model(x).square().mean())
+
+
+def test_complex_numbers_on_the_way():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(5, 5)
+
+        def forward(self, x):
+            return torch.fft.fft(self.linear(x)).abs()
+
+    assert predictions(alike(Net, lambda model, x: model(x).square().mean()))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
+def test_a_part_that_is_traced_within_the_pass():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(5, 5)
+
+        def forward(self, x):
+            return torch.jit.trace(self.linear, x)(x)
+
+    alike(Net, lambda model, x: model(x).square().mean())

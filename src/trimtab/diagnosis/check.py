@@ -12,11 +12,11 @@ from trimtab._setup import Setup
 from trimtab._unchanged import unchanged
 from trimtab.diagnosis import probes
 from trimtab.diagnosis.diagnose import check_ignored, diagnose_record
+from trimtab.diagnosis.probes.calls import refuse_empty
 from trimtab.errors import SetupError, UsageError
 from trimtab.norms._passes import own
 from trimtab.prediction.riding import Ride
 from trimtab.recording import Record, Recorder, Schedule, Store
-from trimtab.recording.walk import tensors
 from trimtab.report import Diagnosis
 
 
@@ -65,7 +65,7 @@ def check(setup: Setup, *, ignore: Sequence[str] = ()) -> Diagnosis:
                 kept.add_data(batches)
 
             batch = next(setup.stream(on_pass=note))
-            _refuse_empty(batch)
+            refuse_empty(batch)
             first = probes.Drawn([own(batch)], probes.stacked(passes[0]))
             recorder.batch(batch)
             for leaf in (*kept.leaves, *model.parameters()):
@@ -97,9 +97,3 @@ def _copy_of_lazy(setup: Setup) -> Setup:
 def _copy_of_shapeless(buffer: Any) -> Any:
     """A copy of an uninitialized buffer, the one tensor that torch does not copy by itself."""
     return type(buffer)(buffer.requires_grad, buffer.data.device, buffer.data.dtype)
-
-
-def _refuse_empty(batch: Any) -> None:
-    shapes = [tuple(tensor.shape) for tensor in tensors(batch)]
-    if shapes and all(0 in shape for shape in shapes):
-        raise SetupError(f"batches must give batches with samples in them, but the first is empty: {shapes}")

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import unserializable_hook
 
 from trimtab.prediction.measuring import likened, measured_state, moments
 from trimtab.prediction.recurrent import Shadow, shadow
@@ -98,7 +97,7 @@ class Listener:
             if value is not None:
                 self.outputs.append((tensor, value))
                 if _passes(tensor):
-                    tensor.register_hook(self._quietly(partial(self._answer, value)))  # type: ignore[no-untyped-call]
+                    tensor.register_hook(self.tracer.quietly(partial(self._answer, value)))  # type: ignore[no-untyped-call]
 
     def backward_ended(self) -> None:
         """The gradients have come back to what the modules gave; the steps of fused layers get them now."""
@@ -108,17 +107,6 @@ class Listener:
 
     def _answer(self, value: Value, gradient: Tensor) -> None:
         self.cotangents[value.id] = likened(measured_state(gradient), gradient)
-
-    def _quietly(self, note: Callable[..., None]) -> Callable[..., None]:
-        """A hook in a backward pass, which may be the user's own: a fault of ours ends the listening and not the pass."""
-
-        def hook(*gradients: Any) -> None:
-            try:
-                note(*gradients)
-            except Exception as error:
-                self.tracer.fault = error
-
-        return unserializable_hook(hook)  # type: ignore[no-untyped-call, no-any-return]
 
     def _hook(self, name: str) -> Callable[..., None]:
         def hear(module: nn.Module, args: Any, output: Any) -> None:
@@ -154,7 +142,7 @@ class Listener:
                 continue
             site = self._add(f"{label}.{k}" if len(found) > 1 else label, module, value, moments(tensor)[0])
             if _passes(tensor):
-                tensor.register_hook(self._quietly(partial(_note, site)))  # type: ignore[no-untyped-call]
+                tensor.register_hook(self.tracer.quietly(partial(_note, site)))  # type: ignore[no-untyped-call]
 
     def _add(self, name: str, module: nn.Module, value: Value, forward: float) -> Heard:
         site = Heard(name, type(module).__name__, value, forward)
@@ -175,7 +163,7 @@ class Listener:
             site = self._add(f"{name}[{t}]", module, value, self.tracer.values[value.id][0])
             if node is not None:
                 step = node.next_functions[t][0]
-                step.register_prehook(self._quietly(partial(_note_first, site)))
+                step.register_prehook(self.tracer.quietly(partial(_note_first, site)))
 
 
 def _passes(tensor: Tensor) -> bool:

@@ -5,6 +5,7 @@ input in plain operations, so that rules can follow them, and takes the gradient
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,20 +26,17 @@ class Shadow:
         output: What it gave, with a graph of its own.
     """
 
-    def __init__(self, output: Any, real: Sequence[Tensor]) -> None:
+    def __init__(self, output: Any, real: Sequence[Tensor], tracer: Tracer) -> None:
         self.output = output
         self._outputs = list(tensors(output))
         self._cotangents: list[Tensor | None] = [None] * len(self._outputs)
         for k, tensor in enumerate(real):
             if tensor.requires_grad and not tensor.is_leaf:
-                tensor.register_hook(torch.utils.hooks.unserializable_hook(self._hook(k)))  # type: ignore[no-untyped-call]
+                tensor.register_hook(tracer.quietly(partial(self._keep, k)))  # type: ignore[no-untyped-call]
 
-    def _hook(self, k: int) -> Any:
-        def keep(gradient: Tensor) -> None:
-            before = self._cotangents[k]
-            self._cotangents[k] = gradient.detach() if before is None else before + gradient.detach()
-
-        return keep
+    def _keep(self, k: int, gradient: Tensor) -> None:
+        before = self._cotangents[k]
+        self._cotangents[k] = gradient.detach() if before is None else before + gradient.detach()
 
     def send_back(self, parameters: Sequence[Tensor]) -> None:
         """Take the gradient that has come to the real output back through the steps, and let go of the graph.
@@ -78,6 +76,9 @@ def shadow(module: nn.Module, args: tuple[Any, ...], output: Any, tracer: Tracer
         torch.backends.mkldnn.flags(enabled=False, allow_tf32=None),
         torch.backends.cudnn.flags(enabled=False),
         torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(
+            Tensor.detach, _as_it_is
+        ),  # in the place of a checkpoint's, which counts what is saved
     ):
         tracer.listening = True
         try:
@@ -89,4 +90,8 @@ def shadow(module: nn.Module, args: tuple[Any, ...], output: Any, tracer: Tracer
         value, name = tracer.find(mine), tracer.find(theirs)
         if value is not None and name is not None:
             tracer.calls.append(Call("aten.contiguous", None, (value,), {}, (name,)))
-    return Shadow(again, real)
+    return Shadow(again, real, tracer)
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor

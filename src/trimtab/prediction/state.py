@@ -131,8 +131,10 @@ def measure(tensor: Tensor) -> State:
         Its state, with no field.
 
     Raises:
-        NoRuleError: If it has more dimensions than a table of covariances bears.
+        NoRuleError: If it is complex, or has more dimensions than a table of covariances bears.
     """
+    if tensor.is_complex():
+        raise NoRuleError("a complex tensor")
     dims = dims_of(tensor.shape)
     values = few_rows(tensor.detach())
     if not values.is_floating_point() or values.dtype in {torch.float16, torch.bfloat16}:

@@ -6,7 +6,7 @@ noise) is *known* and measured where an operation uses it. No tensor is kept.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.hooks import unserializable_hook
 
+from trimtab._torch import is_traced
 from trimtab.prediction.lookups import repeats
 from trimtab.prediction.measuring import likened, measured_state, moments, shown_moments
 from trimtab.prediction.registry import Call, Value, plain_name
@@ -108,6 +110,25 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             if value.real:
                 self.sources[value.id] = likened(measure(tensor), tensor)
 
+    def quietly(self, note: Callable[..., None]) -> Callable[..., None]:
+        """A hook in a backward pass, which may be the user's own: a fault of ours ends the ride and not the pass.
+
+        Args:
+            note: Takes the gradients.
+
+        Returns:
+            The hook. Of one output of several that nothing has read torch gives no gradient, and `note` is not called.
+        """
+
+        def hook(*gradients: Any) -> None:
+            try:
+                if gradients[0] is not None:
+                    note(*gradients)
+            except Exception as error:
+                self.fault = error
+
+        return unserializable_hook(hook)  # type: ignore[no-untyped-call, no-any-return]
+
     def find(self, tensor: Tensor) -> Value | None:
         """The signal that lies in a tensor, None if there is none."""
         key = key_of(tensor)
@@ -120,7 +141,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         """Run an operation, and write it down."""
         kwargs = kwargs or {}
         name = plain_name(function)
-        if not self.listening or name in SAME:
+        if not self.listening or name in SAME or is_traced():
             return function(*args, **kwargs)
         self.listening = False
         try:

@@ -458,7 +458,7 @@ class Recorder:
     def left(self, tap: Tap, args: tuple[Any, ...], output: Any) -> None:
         """A tapped module has run: measure its output and wait for the gradient."""
         window = self._window
-        if not window.recording or not self._running or _torch.functorch_is_active():
+        if not window.recording or not self._running or _torch.functorch_is_active() or _torch.is_traced():
             return
         module = tap.module()
         if module is not None:

@@ -120,7 +120,7 @@ class End(_Hook):
             listener.ended(self)
 
 
-def gradient_hook(listener: "weakref.ref[Any]", site: int, scope: int) -> Callable[[Tensor], None]:
+def gradient_hook(listener: "weakref.ref[Any]", site: int, scope: int) -> Callable[[Tensor | None], None]:
     """A tensor hook that tells the listener of the gradient at one site.
 
     Args:
@@ -132,9 +132,9 @@ def gradient_hook(listener: "weakref.ref[Any]", site: int, scope: int) -> Callab
         The hook; it never raises and never changes the gradient.
     """
 
-    def hook(grad: Tensor) -> None:
+    def hook(grad: Tensor | None) -> None:
         heard = listener()
-        if heard is not None:
+        if heard is not None and grad is not None:  # torch gives none for one output of several that nothing has read
             try:
                 heard.arrived(site, scope, grad)
             except Exception as error:  # never into the user's backward pass

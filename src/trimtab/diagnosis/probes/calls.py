@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from trimtab._setup import Setup
 from trimtab._unchanged import unchanged
+from trimtab.errors import SetupError
 from trimtab.norms._passes import own, undisturbed
 from trimtab.recording.walk import tensors
 
@@ -85,6 +86,20 @@ def stacked(batches: Any) -> int | None:
     """How many samples a loader stacks along the first axis; None for what is no loader of torch, or collates in its own way."""
     stacks = isinstance(batches, DataLoader) and batches.collate_fn is default_collate
     return batches.batch_size if stacks else None
+
+
+def refuse_empty(batch: Any) -> None:
+    """Refuse a batch without samples.
+
+    Args:
+        batch: The batch.
+
+    Raises:
+        SetupError: All of its tensors are empty.
+    """
+    shapes = [tuple(tensor.shape) for tensor in tensors(batch)]
+    if shapes and all(0 in shape for shape in shapes):
+        raise SetupError(f"batches must give batches with samples in them, but the first is empty: {shapes}")
 
 
 @contextmanager
