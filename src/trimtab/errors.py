@@ -23,3 +23,7 @@ class UsageError(TrimtabError):
 
 class StepError(TrimtabError):
     """The training step of a setup did not do what a step must do."""
+
+
+class RepairError(TrimtabError, ValueError):
+    """A change cannot be made to a setup, or repair was given something that it cannot use."""

@@ -1,0 +1,102 @@
+"""The run that is to be mended, as those see it who propose changes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from trimtab._setup import Setup
+from trimtab._unchanged import unchanged
+from trimtab.diagnosis.probes import BATCHES, drawn
+from trimtab.errors import RepairError
+
+
+class Applicable(Protocol):
+    """What can be done to a setup."""
+
+    def apply(self, setup: Setup) -> Setup:
+        """Change it in place."""
+        ...
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A run before anything is tried on it.
+
+    Attributes:
+        make: Gives it fresh, with the changes made so far.
+        setup: One of it, to look at; it is neither trained nor changed.
+        batches: A few of its batches.
+    """
+
+    make: Callable[[], Setup]
+    setup: Setup = field(init=False)
+    batches: Sequence[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "setup", self.make())
+        object.__setattr__(self, "batches", drawn(self.setup, BATCHES).batches)
+
+    @property
+    def model(self) -> nn.Module:
+        """Its model."""
+        return self.setup.model
+
+    def takes(self, change: Applicable) -> bool:
+        """Whether a change can be made; tried on a fresh copy.
+
+        Args:
+            change: The change.
+
+        Returns:
+            False where it raises `RepairError`.
+        """
+        with unchanged():
+            try:
+                change.apply(self.make())
+            except RepairError:
+                return False
+        return True
+
+
+def at(model: nn.Module, where: Sequence[str], kinds: tuple[type[nn.Module], ...]) -> list[str]:
+    """Names of the modules of some kinds that a finding is about.
+
+    Args:
+        model: The model.
+        where: Places of a finding, module or parameter names.
+        kinds: Classes.
+
+    Returns:
+        Those at or within these places, in the order of the model; all of the model's where no place names any.
+    """
+    named = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+    inside = [name for name in named if any(_meets(name, place) for place in where)]
+    return inside or named
+
+
+def _meets(name: str, place: str) -> bool:
+    return name == place or name.startswith(f"{place}.") or place.startswith(f"{name}.") or place == ""
+
+
+def first_value(batch: Any, index: int = 0) -> torch.Tensor:
+    """One of a batch's floating tensors.
+
+    Args:
+        batch: The batch.
+        index: Which.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        RepairError: It has fewer.
+    """
+    from trimtab.recording.walk import tensors
+
+    found = [t for t in tensors(batch) if t.is_floating_point()]
+    if len(found) <= index:
+        raise RepairError("the batches hold no such floating-point tensor")
+    return found[index]

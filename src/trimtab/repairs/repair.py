@@ -1,0 +1,258 @@
+"""`trimtab.repair`: diagnose a run, try what may mend it on fresh copies, and prove what does."""
+
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from statistics import fmean
+
+from trimtab._setup import Setup
+from trimtab._unchanged import unchanged
+from trimtab.errors import RepairError, UsageError
+from trimtab.repairs.change import Change, answers_to, together
+from trimtab.repairs.patient import Patient
+from trimtab.repairs.proof import LEVEL, MOST_SEEDS, Gain, as_numbers, gain, looks
+from trimtab.repairs.running import Journal, Running, local_executor
+from trimtab.repairs.search import Candidate, Propose, grave, search
+from trimtab.repairs.trials import Job, MakeSetup, Outcome, fresh
+from trimtab.report.diagnosis import Diagnosis
+from trimtab.report.prescription import Prescription, Trial
+
+BUDGET = 25.0
+"""Training runs that a repair may take."""
+
+SEARCH = 0.45
+"""Share of the budget that the search may take; the proof needs the rest."""
+
+Told = Callable[[str, int, int], None]
+"""Told what is being done, and the training steps of how many at most."""
+
+
+def repair(
+    make_setup: MakeSetup,
+    *,
+    seeds: int = 3,
+    executor: Executor | None = None,
+    progress: bool | Told = True,
+    budget: float = BUDGET,
+    ignore: Sequence[str] = (),
+    journal: str | Path | None = None,
+    propose: Propose = answers_to,
+) -> Prescription:
+    """Mend a run, and prove it.
+
+    The run is diagnosed; for each root cause the families of `trimtab.repairs` propose changes; the most promising is run on
+    several seeds beside doing nothing and beside random changes of the same families, and is proved where both gains lie above zero.
+
+    Args:
+        make_setup: `make_setup(seed)` gives a fresh `Setup`; it must be picklable by cloudpickle. Scores are of its `evaluate`; without
+            one, minus the area under the loss of a few batches, in evaluation mode.
+        seeds: Seeds of a proof, at least 2. Where three do not decide, up to eight are run, within the budget.
+        executor: Where runs are done, any `concurrent.futures.Executor`; None for processes on this machine.
+        progress: Whether to show a line of progress on a terminal, or a function to be told.
+        budget: What all of it may take, in training runs.
+        ignore: Findings to leave alone, as for `diagnose`.
+        journal: File of finished runs: what stands in it is not run again.
+        propose: What to try against a root cause; by default what the families answer.
+
+    Returns:
+        The diagnosis, what was tried, and the repair to take. The same seeds give the same one on any executor.
+
+    Raises:
+        UsageError: An argument is not what it must be.
+        RepairError: The factory cannot be sent to another process.
+        SetupError: The factory gives no setup, or its batches cannot be used.
+        StepError: A loss is not a scalar tensor.
+    """
+    _refuse_wrong(make_setup, seeds, budget)
+    from trimtab.repairs.showing import shown  # rich is loaded where it is used
+
+    with unchanged():
+        run_steps = fresh(make_setup, 0).steps
+    allowed = int(budget * run_steps)
+    with shown(progress, allowed) as told:
+        running = Running(make_setup, executor or local_executor(), Journal(journal, _name(make_setup)), told)
+        return _Repair(make_setup, running, run_steps, allowed, propose).prescribe(seeds, ignore)
+
+
+class _Repair:
+    """One repair on its way."""
+
+    def __init__(self, make_setup: MakeSetup, running: Running, run_steps: int, allowed: int, propose: Propose) -> None:
+        self._make, self._running, self._propose = make_setup, running, propose
+        self._run_steps, self._allowed = run_steps, allowed
+        self._patients: dict[tuple[str, ...], Patient] = {}
+
+    def prescribe(self, seeds: int, ignore: Sequence[str]) -> Prescription:
+        first = self._running.run([Job((), 0, watched=True)])[0]
+        diagnosis = _without(first.diagnosis or Diagnosis(), ignore)
+        measure = "loss" if self._patient(()).setup.evaluate is None else "evaluate"
+        trials: list[Trial] = []
+        if grave(diagnosis):
+            found = search(
+                diagnosis,
+                self._patient,
+                self._running,
+                MOST_SEEDS + seeds,
+                int(self._allowed * SEARCH),
+                self._propose,
+            )
+            trials = self._prove(found, seeds)
+        best = next((t for t in trials if t.proved), None)
+        return Prescription(
+            diagnosis,
+            tuple(trials),
+            best,
+            measure,
+            self._run_steps,
+            self._running.steps,
+            self._running.steps <= self._allowed,
+        )
+
+    def _patient(self, changes: tuple[Change, ...]) -> Patient:
+        """The run with some changes, fresh."""
+        key = tuple(change.key for change in changes)
+
+        def make() -> Setup:
+            setup = fresh(self._make, 0)
+            for change in changes:
+                change.apply(setup)
+            return setup
+
+        if key not in self._patients:
+            with unchanged():
+                self._patients[key] = Patient(make)
+        return self._patients[key]
+
+    def _prove(self, found: Sequence[Candidate], seeds: int) -> list[Trial]:
+        """Prove the best candidate that was run whole, or the next where it is not to be proved; the others are told as they are."""
+        trials: list[Trial] = []
+        rest = list(found)
+        while rest and rest[0].share == 1.0 and rest[0].outcome.score is not None:
+            proof = self._proof(rest[0], seeds)
+            if proof is None:
+                break
+            trials.append(proof)
+            rest.pop(0)
+            if proof.proved:
+                break
+        return sorted(trials, key=lambda t: not t.proved) + [_told(candidate) for candidate in rest]
+
+    def _proof(self, candidate: Candidate, first: int) -> Trial | None:
+        """The candidate on paired seeds beside doing nothing and beside random changes; None where the budget has no room for it."""
+        arms: dict[str, list[Outcome]] = {"with": [], "without": [], "random": []}
+        trial: Trial | None = None
+        for count in looks(first):
+            arm_names = list(arms) if trial is None or not _clear(trial.interval) else ["with", "random"]
+            new = range(len(arms["with"]), count)
+            while new and self._running.steps + len(new) * len(arm_names) * self._run_steps > self._allowed:
+                new = new[:-1]
+            if not new or (trial is None and len(new) < 2):
+                break
+            jobs = {arm: [self._job(arm, candidate, seed) for seed in new] for arm in arm_names}
+            outcomes = iter(self._running.run([job for arm in arm_names for job in jobs[arm]]))
+            for arm in arm_names:
+                arms[arm] += [next(outcomes) for _ in jobs[arm]]
+            trial = self._judged(candidate, arms, last=count == looks(first)[-1])
+            if trial.proved or _hopeless(trial):
+                break
+        return trial
+
+    def _job(self, arm: str, candidate: Candidate, seed: int) -> Job:
+        if arm == "without":
+            return Job((), seed, watched=seed == 0)  # the diagnosis was made on the first of them
+        return Job(candidate.changes if arm == "with" else self._random_changes(candidate, seed), seed)
+
+    def _random_changes(self, candidate: Candidate, seed: int) -> tuple[Change, ...]:
+        """A random change of each family that the candidate is of."""
+        rng = random.Random(f"{[change.key for change in candidate.changes]} {seed}")
+        patient = self._patient(())
+        drawn = []
+        for change in candidate.changes:
+            for _ in range(8):  # one that cannot be made is drawn anew
+                other = change.family.draw(patient, rng)
+                if patient.takes(other):
+                    drawn.append(other)
+                    break
+        return tuple(drawn)
+
+    def _judged(self, candidate: Candidate, arms: dict[str, list[Outcome]], last: bool) -> Trial:
+        floor = self._floor(arms)
+        with_it, without, chance = (
+            as_numbers([o.score for o in arms[arm]], floor) for arm in ("with", "without", "random")
+        )
+        over_nothing: Gain = gain(with_it[: len(without)], without, last)
+        over_random: Gain = gain(with_it, chance, last)
+        return Trial(
+            together(candidate.changes),
+            tuple(change.family.name for change in candidate.changes),
+            fmean(with_it),
+            fmean(without),
+            fmean(chance),
+            (over_nothing.low, over_nothing.high),
+            (over_random.low, over_random.high),
+            LEVEL,
+            len(with_it),
+            over_nothing.proved and over_random.proved,
+            next((o.why for o in arms["with"] if o.why), ""),
+            candidate.changes,
+        )
+
+    def _floor(self, arms: dict[str, list[Outcome]]) -> float:
+        """The worst that was seen; where a run broke, the untrained net is looked at too: a broken run is worth no more."""
+        outcomes = [o for arm in arms.values() for o in arm]
+        if any(o.score is None for o in outcomes):
+            outcomes += self._running.run([Job((), seed, share=0) for seed in range(len(arms["without"]))])
+        return min((o.score for o in outcomes if o.score is not None), default=0.0)
+
+
+def _clear(interval: tuple[float, float] | None) -> bool:
+    return interval is not None and interval[0] > 0
+
+
+def _hopeless(trial: Trial) -> bool:
+    """Whether no number of seeds can prove it: it is no better than one of the two on average."""
+    return any(
+        interval is not None and interval[0] + interval[1] <= 0 for interval in (trial.interval, trial.interval_random)
+    )
+
+
+def _told(candidate: Candidate) -> Trial:
+    """A candidate that did not come to a proof."""
+    return Trial(
+        together(candidate.changes),
+        tuple(change.family.name for change in candidate.changes),
+        candidate.outcome.score if candidate.share == 1.0 else None,
+        why=candidate.outcome.why or ("" if candidate.share == 1.0 else "left behind after a third of the steps"),
+        changes=candidate.changes,
+    )
+
+
+def _without(diagnosis: Diagnosis, ignore: Sequence[str]) -> Diagnosis:
+    from trimtab.diagnosis.diagnose import check_ignored
+
+    check_ignored(ignore)
+    codes = {entry for entry in ignore if "@" not in entry}
+    return Diagnosis(tuple(f for f in diagnosis.findings if f.code not in codes), diagnosis.run)
+
+
+def _name(make_setup: MakeSetup) -> str:
+    return getattr(make_setup, "__qualname__", None) or repr(make_setup)
+
+
+def _refuse_wrong(make_setup: MakeSetup, seeds: int, budget: float) -> None:
+    if not callable(make_setup):
+        raise UsageError(
+            f"make_setup must be a function of a seed that gives a fresh Setup, but it is a {type(make_setup).__name__}; "
+            "a Setup itself can be trained once only"
+        )
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 2:
+        raise UsageError(f"seeds must be a whole number of at least 2, but it is {seeds!r}: one seed has no spread")
+    least = 1 + 1 + 3 * seeds
+    if not budget >= least:
+        raise UsageError(
+            f"budget must be at least {least} training runs for {seeds} seeds (a diagnosis, one candidate, and three arms), but it is {budget!r}"
+        )
+
+
+__all__ = ["BUDGET", "RepairError", "repair"]

@@ -1,0 +1,150 @@
+"""Where runs are done: on any executor, each finished one written down, so that none is done twice."""
+
+import json
+import os
+import pickle
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, as_completed
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trimtab.repairs.trials import Job, MakeSetup, Outcome, run_job
+
+
+class Serial(Executor):
+    """Does each call at once, in this process."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """Call it now.
+
+        Args:
+            fn: What to call.
+            *args: Its arguments.
+            **kwargs: Its named arguments.
+
+        Returns:
+            A future that is done.
+        """
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def local_executor() -> Executor:
+    """Processes on this machine, as many as it has cores; with one core this process.
+
+    Returns:
+        The executor.
+    """
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers == 1:
+        return Serial()
+    from loky import get_reusable_executor
+
+    return get_reusable_executor(max_workers=workers)  # type: ignore[no-any-return]
+
+
+class Journal:
+    """Finished runs, by their key, in a file that a killed process leaves readable."""
+
+    def __init__(self, path: str | Path | None, name: str) -> None:
+        self._path, self._name = None if path is None else Path(path), name
+        self._known: dict[str, Outcome] = {}
+        if self._path is not None and self._path.is_file():
+            for line in self._path.read_bytes().splitlines():
+                with suppress(
+                    ValueError, KeyError, pickle.UnpicklingError, EOFError
+                ):  # the line that was being written
+                    entry = json.loads(line)
+                    if entry["name"] == name:
+                        self._known[entry["job"]] = pickle.loads(b64decode(entry["outcome"]))
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, job: Job) -> Outcome | None:
+        """What came of a run, if it was done."""
+        return self._known.get(job.key)
+
+    def add(self, job: Job, outcome: Outcome) -> None:
+        """Write down a run that was done."""
+        self._known[job.key] = outcome
+        if self._path is None:
+            return
+        entry = {"name": self._name, "job": job.key, "outcome": b64encode(pickle.dumps(outcome)).decode()}
+        with self._path.open("ab") as file:
+            file.write(b"\n" + json.dumps(entry).encode())  # a line that was cut off ends here
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class Running:
+    """Does runs of one factory and counts their steps."""
+
+    def __init__(
+        self,
+        make_setup: MakeSetup,
+        executor: Executor,
+        journal: Journal,
+        told: Callable[[Job, Outcome], None] | None = None,
+    ) -> None:
+        self._make, self._executor, self._journal, self._told = make_setup, executor, journal, told
+        self.steps = 0
+        """Training steps of all runs that were asked for."""
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Do several runs, as many at a time as the executor does.
+
+        Args:
+            jobs: The runs.
+
+        Returns:
+            Their outcomes in the same order.
+
+        Raises:
+            RepairError: The factory cannot be sent to another process.
+        """
+        found: dict[str, Outcome] = {}
+        waiting: dict[Future[Outcome], Job] = {}
+        for job in {job.key: job for job in jobs}.values():
+            known = self._journal.get(job)
+            if known is None:
+                waiting[self._executor.submit(run_job, _payload(self._make, job))] = job
+            else:
+                found[job.key] = known
+                self._tell(job, known)
+        try:
+            for future in as_completed(waiting):
+                job, outcome = waiting[future], future.result()
+                self._journal.add(job, outcome)
+                found[job.key] = outcome
+                self._tell(job, outcome)
+        except BaseException:
+            for future in waiting:
+                future.cancel()
+            raise
+        return [found[job.key] for job in jobs]
+
+    def _tell(self, job: Job, outcome: Outcome) -> None:
+        self.steps += outcome.steps
+        if self._told is not None:
+            self._told(job, outcome)
+
+
+def _payload(make_setup: MakeSetup, job: Job) -> bytes:
+    import cloudpickle
+
+    from trimtab.errors import RepairError
+
+    try:
+        return cloudpickle.dumps((make_setup, job))  # type: ignore[no-any-return]
+    except Exception as error:
+        raise RepairError(
+            f"make_setup must be a function that cloudpickle can send to another process, but it cannot ({error}); "
+            "let it open files and devices inside, not take them from around it"
+        ) from error
