@@ -177,19 +177,18 @@ def _is_parameter(node: Any) -> bool:
 
 
 def _constant(node: Any, parents: list[Any]) -> float | None:
-    """The one number that an operation multiplies with, None for anything else."""
+    """The one number that an operation multiplies scores with, None for anything else."""
     other = getattr(node, "_saved_other", None) if len(parents) == 1 else None
-    if isinstance(other, (int, float)):
-        return float(other) if operation(node) == "Mul" else 1 / float(other)
-    if parents.count(None) != len(parents) - 1:
-        return None
-    first = bool(parents) and parents[0] is not None
-    if operation(node) == "Div" and not first:
-        return None
-    tensor = _kept(node, "_saved_other" if first else "_saved_self")
-    if tensor is None or tensor.numel() != 1:
-        return None
-    return float(tensor) if operation(node) == "Mul" else 1 / float(tensor)
+    if not isinstance(other, (int, float)):
+        behind = len(parents) == 2 and parents[0] is not None
+        names = ["_saved_other", "_saved_self"] if behind else ["_saved_self"]
+        if operation(node) == "Div":
+            names = ["_saved_other"] if behind else []
+        factors = (tensor for name in names if (tensor := _kept(node, name)) is not None and tensor.numel() == 1)
+        other = next((float(tensor) for tensor in factors), None)
+    if other is None or operation(node) == "Mul":
+        return other
+    return 1 / other if other else None
 
 
 def _scores(node: Any, scale: float | None) -> Scores | None:
@@ -229,7 +228,8 @@ def _fused(node: Any) -> dict[str, Any] | None:
             mask = mask.expand(*query.shape[:-2], queries, key.shape[-2])[lead][:, rows]
             allowed &= mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
             masked = masked if mask.dtype == torch.bool else masked + mask.double()
-    p = masked.masked_fill(~allowed, -math.inf).softmax(-1).nan_to_num(0.0)  # a query may have no key at all
+    p = masked.masked_fill(~allowed, -math.inf).softmax(-1)
+    p = p.masked_fill(~allowed.any(-1, keepdim=True), 0.0)  # a query that the mask leaves no key
     return _facts(p, allowed, _largest(z, allowed))
 
 
