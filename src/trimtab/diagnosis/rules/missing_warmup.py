@@ -6,6 +6,7 @@ import numpy as np
 
 from trimtab._messages import say
 from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.rules.attention_logit_growth import has_closed
 from trimtab.diagnosis.rules.learning_rate_too_high import LARGE
 from trimtab.diagnosis.rules.norm_placement import WARM, post_norms
 from trimtab.diagnosis.view import View, relative_updates
@@ -32,8 +33,8 @@ LEFT = 0.2
 another fault."""
 
 RISES_ON = 3.0
-"""How many times the largest attention logit at the end of the beginning it may become later: one that grows on does so at every step, and
-not for those at the start."""
+"""How many times what it was in the beginning the largest logit of an attention that closes may become: one that grows on does so at every
+step, and not for those at the start."""
 
 STARTS_SLOWLY = {"RAdam"}
 """Adaptive optimizers that warm up by themselves."""
@@ -50,7 +51,13 @@ def find(view: View) -> Iterator[Found]:
     early = max(int(EARLY * steps), 3)
     jump = _jump(view, early)
     first, later = _updates(view, early)
-    if jump < JUMPS or not BIG <= first <= WHOLE or later > LARGE or first < SETTLES * later or _rises_on(view, early):
+    if (
+        jump < JUMPS
+        or not BIG <= first <= WHOLE
+        or later > LARGE
+        or first < SETTLES * later
+        or _closes_later(view, early)
+    ):
         return
     yield Found(_finding(view, first, later, jump), 1)
 
@@ -86,11 +93,11 @@ def _updates(view: View, early: int) -> tuple[float, float]:
     return (float(np.median(first)), float(np.median(later))) if first and later else (0.0, 0.0)
 
 
-def _rises_on(view: View, early: int) -> bool:
-    """Whether the logits of an attention go on growing long after the first steps: then these are not the reason."""
+def _closes_later(view: View, early: int) -> bool:
+    """Whether an attention closes whose logits go on growing long after the first steps: then these are not the reason."""
     for course in view.attentions:
         begun = course.largest[course.steps <= early]
-        if len(begun) and course.largest[-1] > RISES_ON * begun.max():
+        if len(begun) and has_closed(course) and course.largest[-1] > RISES_ON * begun.max():
             return True
     return False
 
