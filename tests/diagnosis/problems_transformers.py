@@ -197,12 +197,3 @@ def norms_behind_the_sums_at_full_rate(broken):
     optimizer = Adam(net.parameters(), 0.03)
     schedule = None if broken else warmed_up(optimizer, 60)
     return Setup(net, optimizer, passes(*digits()), cross_entropy, 160, scheduler=schedule)
-
-
-@problem("missing-warmup", "optimizer", also=CLOSES, slow=True)
-def four_blocks_with_weights_of_their_own(broken):
-    """The same deeper, with an explicit softmax and AdamW."""
-    net = RowsOfDigits(4, behind=True, normalized=True, fused=False)
-    optimizer = AdamW(net.parameters(), 0.02)
-    schedule = None if broken else warmed_up(optimizer, 60)
-    return Setup(net, optimizer, passes(*digits()), cross_entropy, 140, scheduler=schedule)
