@@ -294,7 +294,7 @@ LATER = {
     ("exploding-gradient", "dead-units"),
     ("loss-at-init-off", "dead-units"),
     ("exploding-gradient", "saturated-units"),
-    *itertools.product(("saturated-units",), sorted(UNSTABLE)),
+    *(("saturated-units", code) for code in sorted(UNSTABLE)),
     ("learning-rate-too-high", "dead-units"),
     ("learning-rate-too-high", "saturated-units"),
     ("learning-rate-too-high", "exploding-gradient"),
