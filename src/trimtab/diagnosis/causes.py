@@ -29,6 +29,7 @@ RANK = (
     "residual-growth",
     "lipschitz-blowup",
     "unscaled-attention",
+    "attention-logit-growth",
     "small-batch-batchnorm",
     "padding-in-batch-stats",
     "stale-running-stats",
@@ -43,8 +44,10 @@ RANK = (
     "vanishing-gradient",
     "ill-conditioned",
     "clipping-dominates",
+    "missing-warmup",
     "learning-rate-too-high",
     "learning-rate-too-low",
+    "output-logit-drift",
     "loss-spike",
     "nonfinite-loss",
     "cannot-overfit-one-batch",
@@ -54,6 +57,9 @@ RANK = (
 
 SYMPTOMS = frozenset({"cannot-overfit-one-batch", "input-ignored"})
 """What any fault may lead to: that a net cannot be fitted, or does not use its input, is said only where nothing else is found."""
+
+UNSTABLE = frozenset({"missing-warmup", "attention-logit-growth", "output-logit-drift"})
+"""What steps that are too long bring about in a transformer: whatever explains such steps explains these."""
 
 _EXPLAINS: dict[str, frozenset[str]] = {
     "nonfinite-data": frozenset(RANK[1:]),
@@ -181,6 +187,16 @@ _EXPLAINS: dict[str, frozenset[str]] = {
         "clipping-dominates",
     }),
     "unscaled-attention": frozenset({"signal-collapse", "vanishing-gradient", "learning-rate-too-low"}),
+    "attention-logit-growth": frozenset({
+        "output-logit-drift",
+        "loss-spike",
+        "signal-collapse",
+        "exploding-gradient",
+        "vanishing-gradient",
+        "learning-rate-too-low",
+        "nonfinite-loss",
+        "clipping-dominates",
+    }),
     "small-batch-batchnorm": frozenset({
         "train-eval-gap",
         "stale-running-stats",
@@ -243,6 +259,20 @@ _EXPLAINS: dict[str, frozenset[str]] = {
     "vanishing-gradient": frozenset({"learning-rate-too-low"}),
     "ill-conditioned": frozenset({"learning-rate-too-low"}),
     "clipping-dominates": frozenset({"learning-rate-too-low", "ill-conditioned"}),
+    "missing-warmup": frozenset({
+        "attention-logit-growth",
+        "output-logit-drift",
+        "loss-spike",
+        "signal-collapse",
+        "dead-units",
+        "saturated-units",
+        "exploding-gradient",
+        "vanishing-gradient",
+        "learning-rate-too-low",
+        "nonfinite-loss",
+        "clipping-dominates",
+    }),
+    "output-logit-drift": frozenset({"loss-spike", "nonfinite-loss", "clipping-dominates"}),
     "loss-spike": frozenset({"nonfinite-loss"}),
     "learning-rate-too-high": frozenset({"loss-spike", "nonfinite-loss", "train-eval-gap", "stale-running-stats"}),
     "cannot-overfit-one-batch": frozenset({"input-ignored"}),
@@ -250,7 +280,9 @@ _EXPLAINS: dict[str, frozenset[str]] = {
 }
 
 EXPLAINS = {
-    code: _EXPLAINS.get(code, frozenset()) | (frozenset() if code in SYMPTOMS else SYMPTOMS)
+    code: _EXPLAINS.get(code, frozenset())
+    | (frozenset() if code in SYMPTOMS else SYMPTOMS)
+    | (UNSTABLE if "learning-rate-too-high" in {code, *_EXPLAINS.get(code, ())} else frozenset())
     for code in RANK
     if code in _EXPLAINS or code not in SYMPTOMS
 }
@@ -262,6 +294,7 @@ LATER = {
     ("exploding-gradient", "dead-units"),
     ("loss-at-init-off", "dead-units"),
     ("exploding-gradient", "saturated-units"),
+    *(("saturated-units", code) for code in sorted(UNSTABLE)),
     ("learning-rate-too-high", "dead-units"),
     ("learning-rate-too-high", "saturated-units"),
     ("learning-rate-too-high", "exploding-gradient"),
@@ -269,6 +302,8 @@ LATER = {
     ("learning-rate-too-high", "vanishing-gradient"),
     ("learning-rate-too-high", "norm-precision"),
     ("exploding-gradient", "norm-precision"),
+    ("signal-collapse", "missing-warmup"),
+    ("vanishing-gradient", "missing-warmup"),
     *itertools.product(
         ("signal-collapse", "dead-units", "saturated-units", "vanishing-gradient", "learning-rate-too-high"),
         ("excessive-weight-decay", "decayed-norm-parameters"),  # what gets no gradient is left to the decay
