@@ -11,6 +11,7 @@ from trimtab._setup import Setup
 from trimtab.diagnosis import probes
 from trimtab.diagnosis.causes import SYMPTOMS, explain, without_mere_symptoms
 from trimtab.diagnosis.conditioning import modes
+from trimtab.diagnosis.confidence import is_root, weighed
 from trimtab.diagnosis.evaluation import losses_by_mode
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.kinship import strangers
@@ -78,8 +79,13 @@ def diagnose_record(record: Record, ignore: Sequence[str] = ()) -> Diagnosis:
     view = View(record)
     found = _found(view) if record.step_count or len(record.steps) else []
     kept = (entry._replace(finding=left) for entry in found if (left := _without(entry.finding, ignore)) is not None)
-    findings = without_mere_symptoms(explain(list(kept), strangers(record)))
-    return Diagnosis(findings, facts_of(record, view))
+    removal = view.probe("removal")
+    findings = _explained(list(kept), record, removal.get("decided"))
+    return Diagnosis(weighed(findings, removal), facts_of(record, view))
+
+
+def _explained(found: Sequence[Found], record: Record, first: str | None = None) -> tuple[Finding, ...]:
+    return without_mere_symptoms(explain(found, strangers(record), first))
 
 
 def check_ignored(ignore: Sequence[str]) -> None:
@@ -115,7 +121,7 @@ def _is_within(place: str, where: str) -> bool:
 
 def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int], None] | None) -> Record:
     every = max(1, setup.steps // RECORDED)
-    target = Store(store)
+    target, start = Store(store), probes.removal.start_of(setup)
     recorder = Recorder(target, Schedule(every), type(setup.model).__name__, Ride)
     recorder.add_model(setup.model)
     for optimizer in setup.optimizers:
@@ -128,7 +134,7 @@ def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int]
                 progress(done, setup.steps)
         recorder.close(how)
         target.facts({"evaluation": losses_by_mode(setup), "modes": modes(setup)})
-        _probe(setup, target)
+        _probe(setup, target, start)
     except BaseException as error:
         how = f"{type(error).__name__}: {error}"
         raise
@@ -138,20 +144,23 @@ def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int]
     return Record.of(target)
 
 
-def _probe(setup: Setup, target: Store) -> None:
-    """Ask the trained setup what the record cannot tell; what is dear only where nothing explains a run that does not learn."""
+def _probe(setup: Setup, target: Store, start: probes.removal.Start | None) -> None:
+    """Ask the trained setup what the record cannot tell; what is dear only where the rest leaves it open."""
     try:
         batches = probes.drawn(setup, probes.BATCHES)
     except Exception:  # data that can be had once: then nobody knows
         return
-    found = probes.after_training(setup, batches)
-    target.facts({"probes": found})
-    view = View(Record.of(target))
-    if not view.learned and not any(
-        f.finding.severity == "error" and f.finding.code not in SYMPTOMS for f in _found(view)
-    ):
-        found["cannot-overfit-one-batch"] = probes.cannot_overfit_one_batch.probe(setup, batches)
-        target.facts({"probes": found})
+    facts = probes.after_training(setup, batches)
+    target.facts({"probes": facts})
+    record = Record.of(target)
+    view = View(record)
+    found = _found(view)
+    if not view.learned and not any(f.finding.severity == "error" and f.finding.code not in SYMPTOMS for f in found):
+        facts["cannot-overfit-one-batch"] = probes.cannot_overfit_one_batch.probe(setup, batches)
+    roots = [f.code for f in _explained(found, record) if is_root(f)]
+    if start is not None and probes.removal.rivals(roots):
+        facts["removal"] = probes.removal.probe(setup, start, roots)
+    target.facts({"probes": facts})
 
 
 def _found(view: View) -> list[Found]:
