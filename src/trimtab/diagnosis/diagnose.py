@@ -39,7 +39,7 @@ def diagnose(
         run: A `Setup`, which is trained in place for its `steps` under watch; or a `Record`, or the path of one, which may
             still be written. Where a setup's model keeps running statistics, its loss is then computed on up to 8 of its
             batches in training and in evaluation mode, and the model put back. The probes of `diagnosis.probes` then run on it,
-            and leave it as it was.
+            and leave it as it was. Its weights and buffers are copied before training, so that two roots can be tried from its start.
         ignore: Findings to leave out, as codes ("dead-units") or codes at a place ("dead-units@body.2"). A place
             stands for what lies in it; a finding loses the places that are ignored, and goes when none is left.
         store: File for the record of a setup; None keeps it in memory.
