@@ -77,11 +77,10 @@ def test_roots_get_a_confidence_and_nothing_else_does():
 
 def test_a_trial_is_evidence_of_both_that_were_tried():
     first, second, third = weighed((*map(found, RIVALS), found("dead-units", "warning")), REMOVAL)
-    (evidence,) = first.evidence
-    assert (evidence.measured, evidence.expected) == (0.3, 2.3)
-    assert (
-        evidence.name == "loss of a copy after 20 steps with weights drawn by He's rule; it takes the run as it is to"
-    )
+    assert [(e.name, e.measured) for e in first.evidence] == [
+        ("loss of a copy after 20 steps with weights drawn by He's rule", 0.3),
+        ("the same, as the run is", 2.3),
+    ]
     assert second.evidence[0].measured == 2.2
     assert third.evidence == ()
 
@@ -230,18 +229,17 @@ def test_what_has_no_start_is_not_tried():
     assert "other parameters" in probes.removal.probe(setup, start, RIVALS)["declined"]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_diagnosis_of_several_roots_is_decided_and_the_same_twice(seed, tmp_path):
+def test_a_diagnosis_of_several_roots_is_decided_and_the_same_twice(tmp_path):
     """Units that are all alike, at a rate too high for them: two errors that do not explain each other."""
 
     def diagnosed(store=None):
-        return trimtab.diagnose(build(constant, 30.0, seed=seed), store=store)
+        return trimtab.diagnose(build(constant, 1.0), store=store)
 
     diagnosis = diagnosed(tmp_path / "run.db")
     roots = [f for f in diagnosis.roots if f.severity != "note"]
     assert [f.code for f in roots] == ["symmetric-init", "learning-rate-too-high"]
     assert [f.confidence for f in roots] == [confidence("decided"), confidence("ruled out")]
-    assert "with weights drawn by He's rule" in roots[0].evidence[-1].name
+    assert "with weights drawn by He's rule" in roots[0].evidence[0].name
     again = diagnosed()
     assert [f.to_dict() for f in again] == [f.to_dict() for f in diagnosis]
     read = trimtab.diagnose(tmp_path / "run.db")

@@ -29,7 +29,7 @@ def weighed(findings: Sequence[Finding], removal: dict[str, Any]) -> tuple[Findi
     """
     roots = [f.code for f in findings if is_root(f)]
     return tuple(
-        replace(f, confidence=confidence(standing(f.code, roots, removal)), evidence=(*f.evidence, *_trial(f, removal)))
+        replace(f, confidence=confidence(standing(f.code, roots, removal)), evidence=(*_trial(f, removal), *f.evidence))
         if is_root(f)
         else f
         for f in findings
@@ -79,7 +79,5 @@ def _trial(finding: Finding, removal: dict[str, Any]) -> tuple[Evidence, ...]:
     ends = removal.get("ends", {})
     if finding.code not in ends:
         return ()
-    words = (
-        f"loss of a copy after {removal['steps']} steps {removal['words'][finding.code]}; it takes the run as it is to"
-    )
-    return (Evidence(words, ends[finding.code], removal["plain"]),)
+    words = f"loss of a copy after {removal['steps']} steps {removal['words'][finding.code]}"
+    return Evidence(words, ends[finding.code]), Evidence("the same, as the run is", removal["plain"])
