@@ -2,12 +2,14 @@
 
     python benchmarks/calibrate_roots.py run --out roots.jsonl [--cases DIR] [--seeds 0 1] [--only NAME ...]
     python benchmarks/calibrate_roots.py report --out roots.jsonl [MORE.jsonl ...]
+    python benchmarks/calibrate_roots.py trials [--cases DIR]
 
 `run` diagnoses every broken run of the bank in tests/diagnosis (or of a folder of case files with `FAULT`, `broken()` and `healthy()`)
 as it is and in hostile variants that nobody tuned a rule on: other rates, another optimizer, a quarter of the steps. A variant may
 break a run in a way of its own, so where the diagnosis names anything but the one known fault, the healthy twin is diagnosed under the
 same variant: if it is not left in peace the run has more than one fault, and does not count. `report` compares what was said with what
-was true, for each way in which a root stands (`trimtab.diagnosis.confidence`). Needs scikit-learn, as the tests do.
+was true, for each way in which a root stands (`trimtab.diagnosis.confidence`). `trials` tries each known fault against roots
+that the run does not have. Needs scikit-learn, as the tests do.
 """
 
 import argparse
@@ -26,7 +28,9 @@ from typing import Any
 import torch
 
 import trimtab
+from trimtab.diagnosis import probes
 from trimtab.diagnosis.confidence import RIGHT, confidence, standing
+from trimtab.diagnosis.probes.removal import MENDS, rivals, start_of
 from trimtab.recording import Record
 
 PROBLEMS = Path(__file__).resolve().parents[1] / "tests" / "diagnosis"
@@ -144,8 +148,7 @@ def diagnosed(setup: trimtab.Setup) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> None:
     """Diagnose the bank and write a row for each run."""
-    bank = list(problems() if options.cases is None else cases(options.cases))
-    bank = [entry for entry in bank if not options.only or entry[0] in options.only]
+    bank = _chosen(options)
     with options.out[0].open("a") as rows:
         for seed in options.seeds:
             for name, fault, make in bank:
@@ -202,11 +205,38 @@ def report(options: argparse.Namespace) -> None:
         print(f"| {path.stem} | {len(rows)} | {len(rows) - several} | {several} | {cells} |")
 
 
+RIVALS = ("symmetric-init", "learning-rate-too-high", "excessive-weight-decay")
+
+
+def trials(options: argparse.Namespace) -> None:
+    """Try each known fault that has a mend against roots that the run does not have, and count for whom the trial decides."""
+    right, wrong, still_open = Counter[str](), Counter[str](), Counter[str]()
+    for name, fault, make in _chosen(options):
+        for rival in RIVALS if fault in MENDS else ():
+            if not rivals([fault, rival]):
+                continue
+            setup = make("broken", options.seeds[0])
+            start = start_of(setup)
+            found = {} if start is None else probes.removal.probe(setup, start, [fault, rival])
+            decided = found.get("decided")
+            (still_open if decided is None else right if decided == fault else wrong)[rival] += 1
+            if decided not in (None, fault):
+                print(name, fault, rival, found, flush=True)
+    print("| rival | decided, right | decided, wrong | open |\n|---|---|---|---|")
+    for rival in RIVALS:
+        print(f"| {rival} | {right[rival]} | {wrong[rival]} | {still_open[rival]} |")
+
+
+def _chosen(options: argparse.Namespace) -> list[tuple[str, str, Make]]:
+    bank = list(problems() if options.cases is None else cases(options.cases))
+    return [entry for entry in bank if not options.only or entry[0] in options.only]
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("do", choices=("run", "report"))
-    parser.add_argument("--out", type=Path, nargs="+", required=True)
+    parser.add_argument("do", choices=("run", "report", "trials"))
+    parser.add_argument("--out", type=Path, nargs="+", default=[Path("roots.jsonl")])
     parser.add_argument("--cases", type=Path)
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -214,7 +244,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    (run if options.do == "run" else report)(options)
+    {"run": run, "report": report, "trials": trials}[options.do](options)
 
 
 if __name__ == "__main__":

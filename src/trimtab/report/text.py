@@ -123,7 +123,7 @@ def _place(where: Sequence[str]) -> str:
 def _confidence(finding: Finding) -> str:
     if finding.confidence is None:
         return ""
-    return say("(confidence {share})", share=f"{finding.confidence:.2f}")
+    return say("(confidence {share})", share=f"{finding.confidence:.1f}")
 
 
 class _Writer:
