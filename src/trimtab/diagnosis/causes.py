@@ -313,13 +313,16 @@ LATER = {
 
 
 def explain(
-    found: Sequence[tuple[Finding, int]], apart: Callable[[Finding, Finding], bool] = lambda cause, effect: False
+    found: Sequence[tuple[Finding, int]],
+    apart: Callable[[Finding, Finding], bool] = lambda cause, effect: False,
+    first: str | None = None,
 ) -> tuple[Finding, ...]:
     """Name the causes of each finding and put the findings in the order of reading.
 
     Args:
         found: Findings, each with the step at which its fault was there for the first time.
         apart: Whether two findings are about models between which neither signal nor gradient passes.
+        first: A root that trials have decided on; it comes before the others.
 
     Returns:
         Roots first (graver ones first, origin before consequence), each followed by what it explains.
@@ -335,7 +338,7 @@ def explain(
             and not apart(other, finding)
         ]
         named.append(replace(finding, causes=tuple(dict.fromkeys(causes))))
-    return _in_reading_order(_without_cycles(named))
+    return _in_reading_order(_without_cycles(named), first)
 
 
 def without_mere_symptoms(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -380,9 +383,9 @@ def _rank(code: str) -> int:
     return RANK.index(code) if code in RANK else len(RANK)
 
 
-def _in_reading_order(findings: list[Finding]) -> tuple[Finding, ...]:
-    def order(finding: Finding) -> tuple[int, int]:
-        return SEVERITIES.index(finding.severity), _rank(finding.code)
+def _in_reading_order(findings: list[Finding], first: str | None) -> tuple[Finding, ...]:
+    def order(finding: Finding) -> tuple[bool, int, int]:
+        return finding.code != first, SEVERITIES.index(finding.severity), _rank(finding.code)
 
     roots = sorted((f for f in findings if not f.causes), key=order)
     rest = sorted((f for f in findings if f.causes), key=order)
