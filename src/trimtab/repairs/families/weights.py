@@ -32,8 +32,8 @@ HE = math.sqrt(2.0)
 
 METHODS = ("critical", "critical-orthogonal", "lsuv")
 
-SPREAD = 1.5
-"""Decades that random gains and factors lie within."""
+SPREAD = 2.0
+"""Decades that random gains and factors lie within, to either side of one: standard deviations from 0.001 to 10 at a fan-in of 100."""
 
 
 def draw_weights(setup: Setup, *, layers: Sequence[str] | None, gain: float, orthogonal: bool = False) -> None:
@@ -106,44 +106,64 @@ def _tell_draw(*, layers: Sequence[str] | None, gain: float, orthogonal: bool = 
     )
 
 
-def fit_weights(setup: Setup, *, method: str, scale: float = 1.0) -> None:
-    """Set all weights by one pass of a batch: at the edge of chaos, or for outputs of unit variance.
+def fit_weights(setup: Setup, *, method: str, layers: Sequence[str] | None = None, scale: float = 1.0) -> None:
+    """Set weights by one pass of a batch: at the edge of chaos, or for outputs of unit variance.
 
     Raises:
         RepairError: They cannot be set so.
     """
+    model = setup.model
+    names = layers_in(model) if layers is None else list(layers)
+    before = [module_at(model, name, LAYERS).weight.detach().clone() for name in names]
+    batch: Any = None
     try:
-        batch: Any = as_batch(setup)
+        batch = as_batch(setup)
     except RepairError:
-        batch = None  # critical_ then goes by the order of the modules
+        pass  # critical_ then goes by the order of the modules
+    rest = [] if layers is None else [p for name, p in model.named_parameters() if name.rpartition(".")[0] not in names and p.requires_grad]
     try:
+        for parameter in rest:
+            parameter.requires_grad_(False)
         if method == "lsuv":
-            lsuv_(setup.model, batch, variance=scale)
+            lsuv_(model, batch, variance=scale)
         else:
-            found = critical_(setup.model, batch, orthogonal=method == "critical-orthogonal", start_q=None if scale == 1.0 else scale)
-            if not found.changes:
-                raise RepairError("there are no weights that may be set")
-    except RepairError:
-        raise
+            start_q = None if scale == 1.0 else scale
+            critical_(model, batch, orthogonal=method == "critical-orthogonal", start_q=start_q)
     except TrimtabError as error:
         raise RepairError(f"the weights cannot be set so: {error}") from error
     except Exception as error:  # of the user's model, which is run in another way than in training
         raise RepairError(f"the model cannot be run apart from its loss ({type(error).__name__}: {error})") from error
+    finally:
+        for parameter in rest:
+            parameter.requires_grad_(True)
+    if all(torch.equal(old, model.get_submodule(name).weight) for name, old in zip(names, before, strict=True)):  # type: ignore[arg-type]
+        raise RepairError("there are no weights that may be set")
 
 
-def _tell_fit(*, method: str, scale: float = 1.0) -> Repair:
+_APART = """\
+rest = [p for name, p in model.named_parameters() if name.rpartition(".")[0] not in {layers} and p.requires_grad]
+for parameter in rest:  # what does not train is left alone
+    parameter.requires_grad_(False)
+{call}
+for parameter in rest:
+    parameter.requires_grad_(True)"""
+
+
+def _tell_fit(*, method: str, layers: Sequence[str] | None = None, scale: float = 1.0) -> Repair:
+    which = "all weights" if layers is None else f"the weights of {listed(layers)}"
     if method == "lsuv":
         more = "" if scale == 1.0 else f", variance={scale:g}"
-        return Repair(
-            f"draw orthogonal weights and scale each layer's output to variance {scale:g} on a batch (LSUV)",
-            f"from trimtab.propagation import lsuv_\n\nlsuv_(model, inputs{more})   # inputs: one batch of what the model is called with",
-        )
-    orthogonal = method == "critical-orthogonal"
-    more = "" if scale == 1.0 else f", start_q={scale:g}"
-    return Repair(
-        f"draw all weights so that each layer keeps the size of the gradient on a batch (edge of chaos, {'orthogonal' if orthogonal else 'normal'})",
-        f"from trimtab.propagation import critical_\n\ncritical_(model, inputs, orthogonal={orthogonal}{more})   # inputs: one batch of what the model is called with",
-    )
+        call, name = f"lsuv_(model, inputs{more})", "lsuv_"
+        summary = f"draw {which} orthogonal and scale each layer's output to variance {scale:g} on a batch (LSUV)"
+    else:
+        orthogonal = method == "critical-orthogonal"
+        more = "" if scale == 1.0 else f", start_q={scale:g}"
+        call, name = f"critical_(model, inputs, orthogonal={orthogonal}{more})", "critical_"
+        how = "orthogonal" if orthogonal else "normal"
+        summary = f"draw {which} so that each layer keeps the size of the gradient on a batch (edge of chaos, {how})"
+    call += "   # inputs: one batch of what the model is called with"
+    code = call if layers is None else _APART.format(layers=list(layers), call=call)
+    return Repair(summary, f"from trimtab.propagation import {name}\n\n{code}")
 
 
 def scale_weights(setup: Setup, *, layers: Sequence[str], factor: float) -> None:
@@ -231,12 +251,20 @@ def _anew(finding: Finding, patient: Patient) -> Iterator[Change]:
     """Weights for the net they stand in; then by the rule of thumb, all of them or those that are named."""
     if any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in _named(finding, patient)):
         return
-    gain = usual_gain(patient)
+    gain, named = usual_gain(patient), _layers_at(finding, patient)
     yield Change("fit-weights", {"method": "critical"})
     yield Change("draw-weights", {"layers": None, "gain": gain})
     yield Change("fit-weights", {"method": "critical-orthogonal"})
+    if len(named) < len(layers_in(patient.model)):
+        yield Change("fit-weights", {"method": "critical", "layers": named})
+        yield Change("draw-weights", {"layers": named, "gain": gain})
     yield Change("fit-weights", {"method": "lsuv"})
-    yield Change("draw-weights", {"layers": at(patient.model, finding.where, LAYERS), "gain": gain})
+
+
+def _layers_at(finding: Finding, patient: Patient) -> list[str]:
+    """Layers that a finding names and whose weights may be set."""
+    may = layers_in(patient.model)
+    return [name for name in at(patient.model, finding.where, LAYERS) if name in may]
 
 
 def _named(finding: Finding, patient: Patient) -> list[nn.Module]:
@@ -254,7 +282,7 @@ def _collapsed(finding: Finding, patient: Patient) -> Iterator[Change]:
 
 
 def _dead(finding: Finding, patient: Patient) -> Iterator[Change]:
-    named = at(patient.model, finding.where, LAYERS)
+    named = _layers_at(finding, patient)
     yield Change("set-biases", {"layers": named, "value": 0.0})
     yield Change("set-biases", {"layers": layers_in(patient.model), "value": 0.0})
     yield Change("draw-weights", {"layers": named, "gain": usual_gain(patient)})
@@ -264,7 +292,7 @@ def _dead(finding: Finding, patient: Patient) -> Iterator[Change]:
 def _copies(finding: Finding, patient: Patient) -> Iterator[Change]:
     gain = usual_gain(patient)
     yield Change("draw-weights", {"layers": None, "gain": gain})
-    yield Change("draw-weights", {"layers": at(patient.model, finding.where, LAYERS), "gain": gain})
+    yield Change("draw-weights", {"layers": _layers_at(finding, patient), "gain": gain})
     yield from _anew(finding, patient)
 
 
@@ -327,7 +355,11 @@ def _some_draw(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
 
 
 def _some_fit(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
-    return {"method": rng.choice(METHODS), "scale": some_number(rng)} if layers_in(patient.model) else None
+    names = layers_in(patient.model)
+    if not names:
+        return None
+    layers = None if rng.random() < 0.5 else some_of(names, rng)
+    return {"method": rng.choice(METHODS), "layers": layers, "scale": some_number(rng, 2 * SPREAD)}  # a variance
 
 
 def _some_scale(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
