@@ -99,7 +99,9 @@ def layers_in(model: nn.Module) -> list[str]:
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, LAYERS) and f"{name}.weight".lstrip(".") not in left and not nn.parameter.is_lazy(module.weight)
+        if isinstance(module, LAYERS)
+        and f"{name}.weight".lstrip(".") not in left
+        and not nn.parameter.is_lazy(module.weight)
     ]
 
 
@@ -163,7 +165,7 @@ def branch_ends(setup: Setup, where: Sequence[str] = ()) -> list[str]:
     return ends
 
 
-def module_at(model: nn.Module, name: str, kinds: tuple[type[nn.Module], ...]) -> nn.Module:
+def module_at(model: nn.Module, name: str, kinds: tuple[type[nn.Module], ...]) -> Any:
     """A module that a change names.
 
     Args:

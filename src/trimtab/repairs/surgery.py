@@ -140,3 +140,14 @@ def after_steps(setup: Setup, act: Callable[[Optimizer], None]) -> None:
     """
     for optimizer in setup.optimizers:
         optimizer.register_step_post_hook(lambda o, args, kwargs: act(o))
+
+
+def slow_path(setup: Setup) -> None:
+    """Keep torch's transformer stacks from the kernel that knows nothing of hooks, and from the nested tensors that are made for it.
+
+    Args:
+        setup: The setup, whose model's layers have been given hooks (which each layer sees by itself, but its stack does not).
+    """
+    for module in setup.model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False

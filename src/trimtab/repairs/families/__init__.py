@@ -6,7 +6,16 @@ A file here has `KINDS`, the kinds of change by name, and `ANSWERS`, what to try
 from types import ModuleType
 
 from trimtab.repairs.change import Answer, Family, Kind
-from trimtab.repairs.families import activations, branches, learning_rate, outputs, placement, recurrent, weights
+from trimtab.repairs.families import (
+    activations,
+    attention,
+    branches,
+    learning_rate,
+    outputs,
+    placement,
+    recurrent,
+    weights,
+)
 
 
 def _family(name: str, *files: ModuleType) -> Family:
@@ -21,7 +30,7 @@ def _family(name: str, *files: ModuleType) -> Family:
 
 FAMILIES = (
     _family("initialization", weights, recurrent),
-    _family("architecture", activations, branches, placement, outputs),
+    _family("architecture", activations, branches, placement, attention, outputs),
     _family("optimizer", learning_rate),
 )
 """In the order of trying: data and loop before model, model before optimizer."""

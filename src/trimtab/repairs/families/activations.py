@@ -16,7 +16,17 @@ from trimtab.repairs.patient import Patient, at
 from trimtab.repairs.surgery import replace_module
 from trimtab.report import Finding, Repair
 
-BOUNDED = (nn.Sigmoid, nn.Tanh, nn.Hardsigmoid, nn.Hardtanh, nn.Softsign, nn.LogSigmoid, nn.Hardshrink, nn.Softshrink, nn.Tanhshrink)
+BOUNDED = (
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Hardsigmoid,
+    nn.Hardtanh,
+    nn.Softsign,
+    nn.LogSigmoid,
+    nn.Hardshrink,
+    nn.Softshrink,
+    nn.Tanhshrink,
+)
 RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.Hardswish, nn.Threshold, nn.LeakyReLU, nn.RReLU)
 SMOOTH = (nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus)
 SINGLE = (*BOUNDED, *RECTIFIERS, *SMOOTH)
@@ -25,7 +35,15 @@ SINGLE = (*BOUNDED, *RECTIFIERS, *SMOOTH)
 SIGMOIDS = (nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid)
 """Whose values have one sign and whose slope is at most 1/4: no gain carries a signal through many of them."""
 
-OFFERED = {"ReLU": nn.ReLU, "LeakyReLU": nn.LeakyReLU, "ELU": nn.ELU, "SELU": nn.SELU, "GELU": nn.GELU, "SiLU": nn.SiLU, "Tanh": nn.Tanh}
+OFFERED = {
+    "ReLU": nn.ReLU,
+    "LeakyReLU": nn.LeakyReLU,
+    "ELU": nn.ELU,
+    "SELU": nn.SELU,
+    "GELU": nn.GELU,
+    "SiLU": nn.SiLU,
+    "Tanh": nn.Tanh,
+}
 
 
 def swap_activations(setup: Setup, *, modules: Sequence[str], to: str, gain: float | None = None) -> None:

@@ -13,7 +13,7 @@ from trimtab.repairs.change import Change, Kind
 from trimtab.repairs.families.weights import loop_over, some_number, some_of
 from trimtab.repairs.one_pass import branch_ends, listed, module_at
 from trimtab.repairs.patient import Patient
-from trimtab.repairs.surgery import adopt
+from trimtab.repairs.surgery import adopt, slow_path
 from trimtab.report import Finding, Repair
 
 
@@ -24,6 +24,7 @@ class Times:
         self.factor = factor
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """The output times the factor."""
         factor: Any = module.branch_scale if self.factor is None else self.factor
         if isinstance(output, Tensor):
             return output * factor
@@ -34,15 +35,19 @@ def scale_branches(setup: Setup, *, layers: Sequence[str], factor: float) -> Non
     """Multiply what the last layer of each branch gives with a constant."""
     for layer in _spoken(setup.model, layers):
         layer.register_forward_hook(Times(factor))
+    slow_path(setup)
 
 
 def rezero(setup: Setup, *, layers: Sequence[str], start: float = 0.0) -> None:
     """Multiply what the last layer of each branch gives with a learnt factor."""
     for layer in _spoken(setup.model, layers):
         like = next(layer.parameters())
-        layer.register_parameter("branch_scale", nn.Parameter(torch.full((), start, device=like.device, dtype=like.dtype)))
+        layer.register_parameter(
+            "branch_scale", nn.Parameter(torch.full((), start, device=like.device, dtype=like.dtype))
+        )
         layer.register_forward_hook(Times(None))
         adopt(setup, [layer.branch_scale])  # type: ignore[list-item]
+    slow_path(setup)
 
 
 def _spoken(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:

@@ -39,7 +39,9 @@ def leave_out(setup: Setup, *, modules: Sequence[str]) -> None:
 
 def _tell_leave_out(*, modules: Sequence[str]) -> Repair:
     code = loop_over(
-        modules, 'parent, _, child = name.rpartition(".")', "setattr(model.get_submodule(parent), child, torch.nn.Identity())"
+        modules,
+        'parent, _, child = name.rpartition(".")',
+        "setattr(model.get_submodule(parent), child, torch.nn.Identity())",
     )
     return Repair(f"leave {listed(modules)} out: give the loss what comes before", code)
 

@@ -24,7 +24,7 @@ from trimtab.repairs.change import Change, Kind
 from trimtab.repairs.families.weights import loop_over, some_of
 from trimtab.repairs.one_pass import listed, module_at
 from trimtab.repairs.patient import Patient
-from trimtab.repairs.surgery import adopt, replace_module
+from trimtab.repairs.surgery import adopt, replace_module, slow_path
 from trimtab.report import Finding, Repair
 
 TORCH = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -35,6 +35,8 @@ SAME = 1e-3
 
 Place = int | str
 """Where a tensor stands among the arguments of a call."""
+
+_Called = tuple[str, dict[Place, Tensor]]
 
 
 # torch's own layers ---------------------------------------------------------------------------------------------------
@@ -52,14 +54,13 @@ def norm_first(setup: Setup, *, layers: Sequence[str]) -> None:
     for layer in found:
         layer.norm_first = True
     for stack in (m for m in setup.model.modules() if isinstance(m, STACKS) and any(x in found for x in m.layers)):
-        if hasattr(stack, "use_nested_tensor"):
-            stack.use_nested_tensor = False  # torch sees to this where a stack is made pre-norm
         if stack.norm is None:
-            stack.norm = _new_norm(setup, stack.layers[-1])
+            stack.norm = _new_norm(setup, stack.layers[-1].get_submodule("norm1"))
     for name in _last_of_each(setup.model, layers):
         layer = setup.model.get_submodule(name)
-        layer.add_module("last_norm", _new_norm(setup, layer))
+        layer.add_module("last_norm", _new_norm(setup, layer.get_submodule("norm1")))
         layer.register_forward_hook(_behind)
+    slow_path(setup)
 
 
 def _last_of_each(model: nn.Module, layers: Sequence[str]) -> list[str]:
@@ -70,16 +71,13 @@ def _last_of_each(model: nn.Module, layers: Sequence[str]) -> list[str]:
 
 
 def _behind(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    normed: Tensor = module.last_norm(output)
+    normed: Tensor = module.get_submodule("last_norm")(output)
     return normed
 
 
-def _new_norm(setup: Setup, layer: nn.Module) -> nn.Module:
-    """A norm as the layer's first, at its start."""
-    norm = copy.deepcopy(layer.norm1)
-    assert isinstance(norm, nn.Module)
-    if hasattr(norm, "reset_parameters"):
-        norm.reset_parameters()
+def _new_norm(setup: Setup, like: nn.Module) -> nn.Module:
+    """A norm like another, with the same start."""
+    norm = copy.deepcopy(like)
     adopt(setup, norm.parameters())
     return norm
 
@@ -122,7 +120,9 @@ class _Into:
     function: Any
     places: tuple[Place, ...]
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         done: dict[int, Tensor] = {}  # an attention asks whether query, key and value are one tensor
 
         def through(value: Tensor) -> Tensor:
@@ -168,16 +168,40 @@ def to_pre_norm(setup: Setup, *, norms: Sequence[str]) -> None:
         for name, places in block.entries:
             setup.model.get_submodule(name).register_forward_pre_hook(_Into(moved.norm, places), with_kwargs=True)
         replace_module(setup, block.norm, moved)
+    slow_path(setup)
 
 
 def _wiring(setup: Setup, norms: Sequence[str]) -> list[_Block]:
     """The blocks, as one pass shows them."""
-    calls: list[tuple[str, dict[Place, Tensor]]] = []
+    calls, given = _heard(setup, norms)
+    order = [name for name, _ in calls]
+    if any(order.count(name) != 1 for name in norms):
+        raise RepairError("a norm runs more than once, or not at all")
+    norms = sorted(norms, key=order.index)
+    blocks = []
+    for number, name in enumerate(norms):
+        stream = given[norms[number - 1]] if number else _block_input(calls, name)
+        if stream is None:
+            continue  # the first sum's stream is made of functions: its norm stays
+        start = order.index(norms[number - 1]) + 1 if number else 0
+        block = _Block(name, stream, _entries(calls[start : order.index(name)], stream, norms))
+        if not block.entries:
+            raise RepairError(f"the branch in front of {name} does not start at modules")
+        blocks.append(block)
+    if not blocks:
+        raise RepairError("no norm stands behind the sum of a stream and a branch of modules")
+    return blocks
+
+
+def _heard(setup: Setup, norms: Sequence[str]) -> tuple[list[_Called], dict[str, Tensor]]:
+    """Every call of a module with the tensors it is given, in order; and what the norms give."""
+    calls: list[_Called] = []
     given: dict[str, Tensor] = {}
 
     def hear(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            places: dict[Place, Any] = {**dict(enumerate(args)), **kwargs}
+            places: dict[Place, Any] = dict(enumerate(args))
+            places.update(kwargs)
             calls.append((name, {place: value for place, value in places.items() if isinstance(value, Tensor)}))
 
         return hook
@@ -194,29 +218,19 @@ def _wiring(setup: Setup, norms: Sequence[str]) -> list[_Block]:
         for name in norms:
             hooks.callback(setup.model.get_submodule(name).register_forward_hook(keep(name)).remove)
         _run(setup)
-    order = [name for name, _ in calls]
-    if any(order.count(name) != 1 for name in norms):
-        raise RepairError("a norm runs more than once, or not at all")
-    norms = sorted(norms, key=order.index)
-    blocks = []
-    for number, name in enumerate(norms):
-        stream = given[norms[number - 1]] if number else _block_input(calls, name)
-        if stream is None:
-            continue  # the first sum's stream is made of functions: its norm stays
-        start = order.index(norms[number - 1]) + 1 if number else 0
-        block = _Block(name, stream)
-        for called, places in calls[start : order.index(name)]:
-            same = tuple(place for place, value in places.items() if _is(value, stream))
-            holds = any(other == called or other.startswith(f"{called}.") or not called for other in norms)
-            inside = any(called.startswith(f"{entry}.") for entry, _ in block.entries)
-            if same and not holds and not inside:
-                block.entries.append((called, same))
-        if not block.entries:
-            raise RepairError(f"the branch in front of {name} does not start at modules")
-        blocks.append(block)
-    if not blocks:
-        raise RepairError("no norm stands behind the sum of a stream and a branch of modules")
-    return blocks
+    return calls, given
+
+
+def _entries(calls: Sequence[_Called], stream: Tensor, norms: Sequence[str]) -> list[tuple[str, tuple[Place, ...]]]:
+    """The outermost modules that are given the stream itself, and hold none of the norms."""
+    found: list[tuple[str, tuple[Place, ...]]] = []
+    for called, places in calls:
+        same = tuple(place for place, value in places.items() if _is(value, stream))
+        holds = any(norm == called or norm.startswith(f"{called}.") or not called for norm in norms)
+        inside = any(called.startswith(f"{entry}.") for entry, _ in found)
+        if same and not holds and not inside:
+            found.append((called, same))
+    return found
 
 
 def _block_input(calls: Sequence[tuple[str, dict[Place, Tensor]]], norm: str) -> Tensor | None:
@@ -265,7 +279,9 @@ def _check(setup: Setup, blocks: Sequence[_Block]) -> None:
             hooks.callback(norm.register_forward_pre_hook(compare(block)).remove)
         _run(setup)
     if wrong:
-        raise RepairError(f"what is added in front of {wrong[0]} is made of more than the modules at the start of its branch")
+        raise RepairError(
+            f"what is added in front of {wrong[0]} is made of more than the modules at the start of its branch"
+        )
 
 
 def _run(setup: Setup) -> None:

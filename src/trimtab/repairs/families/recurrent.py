@@ -49,7 +49,11 @@ def _set(gate: Tensor, matrix: str, gain: float) -> None:
 
 
 def _tell_draw(*, layers: Sequence[str], matrix: str, gain: float = 1.0) -> Repair:
-    draw = f"torch.nn.init.eye_(gate).mul_({gain:.6g})" if matrix == "identity" else f"torch.nn.init.orthogonal_(gate, {gain:.6g})"
+    draw = (
+        f"torch.nn.init.eye_(gate).mul_({gain:.6g})"
+        if matrix == "identity"
+        else f"torch.nn.init.orthogonal_(gate, {gain:.6g})"
+    )
     code = loop_over(
         layers,
         "for key, parameter in layer.named_parameters():",
@@ -89,7 +93,10 @@ def _tell_gates(*, layers: Sequence[str], value: float) -> Repair:
         '    if "bias" in key:',
         f'        bias.data.chunk(parts)[1].fill_({value:g} if "bias_hh" in key else 0.0)',
     )
-    return Repair(f"start the gates of {listed(layers)} that keep the state with a bias of {value:g} (LSTM: the forget gate)", code)
+    return Repair(
+        f"start the gates of {listed(layers)} that keep the state with a bias of {value:g} (LSTM: the forget gate)",
+        code,
+    )
 
 
 def _forgets(finding: Finding, patient: Patient) -> Iterator[Change]:
@@ -116,7 +123,11 @@ def _grows(finding: Finding, patient: Patient) -> Iterator[Change]:
 def _named(finding: Finding, patient: Patient, kinds: tuple[type[nn.Module], ...]) -> list[str]:
     """The layers that a finding names; none where it names other things."""
     found = at(patient.model, finding.where, kinds)
-    return [name for name in found if any(name == w or name.startswith(f"{w}.") or w.startswith(f"{name}.") for w in finding.where)]
+    return [
+        name
+        for name in found
+        if any(name == w or name.startswith(f"{w}.") or w.startswith(f"{name}.") for w in finding.where)
+    ]
 
 
 def _steps(patient: Patient) -> int:
@@ -134,7 +145,11 @@ def _some_draw(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
     names = [n for n, m in patient.model.named_modules() if isinstance(m, RECURRENT)]
     if not names:
         return None
-    return {"layers": some_of(names, rng), "matrix": rng.choice(("orthogonal", "identity")), "gain": some_number(rng, 0.5)}
+    return {
+        "layers": some_of(names, rng),
+        "matrix": rng.choice(("orthogonal", "identity")),
+        "gain": some_number(rng, 0.5),
+    }
 
 
 def _some_gates(patient: Patient, rng: random.Random) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -116,11 +117,13 @@ def fit_weights(setup: Setup, *, method: str, layers: Sequence[str] | None = Non
     names = layers_in(model) if layers is None else list(layers)
     before = [module_at(model, name, LAYERS).weight.detach().clone() for name in names]
     batch: Any = None
-    try:
+    with suppress(RepairError):  # critical_ then goes by the order of the modules
         batch = as_batch(setup)
-    except RepairError:
-        pass  # critical_ then goes by the order of the modules
-    rest = [] if layers is None else [p for name, p in model.named_parameters() if name.rpartition(".")[0] not in names and p.requires_grad]
+    rest = (
+        []
+        if layers is None
+        else [p for name, p in model.named_parameters() if name.rpartition(".")[0] not in names and p.requires_grad]
+    )
     try:
         for parameter in rest:
             parameter.requires_grad_(False)
@@ -176,7 +179,11 @@ def scale_weights(setup: Setup, *, layers: Sequence[str], factor: float) -> None
 
 
 def _tell_scale(*, layers: Sequence[str], factor: float) -> Repair:
-    how = f"start {listed(layers)} at zero" if factor == 0 else f"multiply the weights that {listed(layers)} starts with by {factor:.3g}"
+    how = (
+        f"start {listed(layers)} at zero"
+        if factor == 0
+        else f"multiply the weights that {listed(layers)} starts with by {factor:.3g}"
+    )
     code = loop_over(layers, "for parameter in layer.parameters():", f"    parameter.data.mul_({factor:.6g})")
     return Repair(how, code)
 
@@ -217,7 +224,12 @@ def reset_norms(setup: Setup, *, layers: Sequence[str]) -> None:
 
 
 def _tell_norms(*, layers: Sequence[str]) -> Repair:
-    code = loop_over(layers, "torch.nn.init.ones_(layer.weight)", "if getattr(layer, 'bias', None) is not None:", "    torch.nn.init.zeros_(layer.bias)")
+    code = loop_over(
+        layers,
+        "torch.nn.init.ones_(layer.weight)",
+        "if getattr(layer, 'bias', None) is not None:",
+        "    torch.nn.init.zeros_(layer.bias)",
+    )
     return Repair(f"start the gains of {listed(layers)} at one", code)
 
 
@@ -226,7 +238,11 @@ def _tell_norms(*, layers: Sequence[str]) -> Repair:
 
 def _norms(model: nn.Module, where: Sequence[str] = ("",)) -> list[str]:
     """Norms with a gain, at the places of a finding."""
-    norms = [name for name, module in model.named_modules() if kind_of(module) and getattr(module, "weight", None) is not None]
+    norms = [
+        name
+        for name, module in model.named_modules()
+        if kind_of(module) and getattr(module, "weight", None) is not None
+    ]
     inside = at(model, where, tuple({type(model.get_submodule(name)) for name in norms}) or (nn.Module,))
     return [name for name in norms if name in inside]
 
@@ -242,7 +258,7 @@ def usual_gain(patient: Patient) -> float:
     """
     activation = main_activation(patient.setup)
     try:
-        return HE if activation is None else float(f"{forward_gain(activation):.6g}")  # type: ignore[arg-type]
+        return HE if activation is None else float(f"{forward_gain(activation):.6g}")
     except TrimtabError:
         return HE
 
@@ -274,7 +290,7 @@ def _named(finding: Finding, patient: Patient) -> list[nn.Module]:
 
 def _collapsed(finding: Finding, patient: Patient) -> Iterator[Change]:
     norms = _norms(patient.model, finding.where)
-    zero = [n for n in norms if not bool(patient.model.get_submodule(n).weight.any())]  # type: ignore[operator,union-attr]
+    zero = [n for n in norms if not bool(patient.model.get_submodule(n).weight.any())]
     if zero:
         yield Change("reset-norms", {"layers": zero})
         yield Change("reset-norms", {"layers": _norms(patient.model)})
