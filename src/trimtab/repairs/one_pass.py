@@ -22,9 +22,6 @@ from trimtab.propagation._probe import copy_to_measure
 LAYERS = (nn.Linear, *CONVOLUTIONS)
 """Whose weights are drawn by fan-in."""
 
-SHOWN = 4
-"""Names in a sentence."""
-
 
 def called_with(setup: Setup) -> Call:
     """What the model is called with first on the first batch.
@@ -163,39 +160,3 @@ def branch_ends(setup: Setup, where: Sequence[str] = ()) -> list[str]:
     if not ends:
         raise RepairError("no residual branch that ends in a layer was found")
     return ends
-
-
-def module_at(model: nn.Module, name: str, kinds: tuple[type[nn.Module], ...]) -> Any:
-    """A module that a change names.
-
-    Args:
-        model: The model.
-        name: Its name.
-        kinds: What it must be.
-
-    Returns:
-        The module.
-
-    Raises:
-        RepairError: There is none, or it is of another kind.
-    """
-    try:
-        module = model.get_submodule(name)
-    except AttributeError as error:
-        raise RepairError(f"the model has no module {name!r}") from error
-    if not isinstance(module, kinds):
-        raise RepairError(f"{name!r} is a {type(module).__name__}, which this cannot change")
-    return module
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a sentence.
-
-    Args:
-        names: Some names.
-
-    Returns:
-        The first ones, and how many there are besides.
-    """
-    shown = ", ".join(name or "the model" for name in names[:SHOWN])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"

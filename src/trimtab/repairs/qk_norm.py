@@ -56,7 +56,9 @@ class NormedAttention(nn.MultiheadAttention):
         given = [t if batched else t.unsqueeze(1 - int(self.batch_first)) for t in (query, key, value)]
         if not self.batch_first:
             given = [t.transpose(0, 1) for t in given]
-        q, k, v = (t.view(*t.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2) for t in self._projected(*given))
+        q, k, v = (
+            t.view(*t.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2) for t in self._projected(*given)
+        )
         q, k = self.q_norm(q), self.k_norm(k)
         mask = self._mask(
             q,

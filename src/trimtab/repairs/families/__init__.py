@@ -14,6 +14,13 @@ from trimtab.repairs.families import (
     outputs,
     placement,
     recurrent,
+    starts,
+    weights,
+)
+    learning_rate,
+    outputs,
+    placement,
+    recurrent,
     weights,
 )
 
@@ -29,7 +36,7 @@ def _family(name: str, *files: ModuleType) -> Family:
 
 
 FAMILIES = (
-    _family("initialization", weights, recurrent),
+    _family("initialization", starts, weights, recurrent),
     _family("architecture", activations, branches, placement, attention, outputs),
     _family("optimizer", learning_rate),
 )

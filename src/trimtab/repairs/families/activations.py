@@ -10,8 +10,9 @@ from trimtab._setup import Setup
 from trimtab.errors import RepairError
 from trimtab.propagation import forward_gain
 from trimtab.repairs.change import Change, Kind
-from trimtab.repairs.families.weights import draw_code, draw_weights, loop_over, some_number, some_of
-from trimtab.repairs.one_pass import listed, module_at
+from trimtab.repairs.families.weights import draw_code, draw_weights
+from trimtab.repairs.lot import some_number, some_of
+from trimtab.repairs.named import listed, loop_over, module_at
 from trimtab.repairs.patient import Patient, at
 from trimtab.repairs.surgery import replace_module
 from trimtab.report import Finding, Repair

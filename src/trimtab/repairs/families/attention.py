@@ -12,8 +12,8 @@ from trimtab._messages import say
 from trimtab._setup import Setup
 from trimtab.errors import RepairError
 from trimtab.repairs.change import Change, Kind
-from trimtab.repairs.families.weights import some_number, some_of
-from trimtab.repairs.one_pass import listed, module_at
+from trimtab.repairs.lot import some_number, some_of
+from trimtab.repairs.named import listed, module_at
 from trimtab.repairs.patient import Patient
 from trimtab.repairs.qk_norm import FUSED, HeadNorm, NormedAttention, TimesFirst
 from trimtab.repairs.surgery import adopt, replace_module, slow_path

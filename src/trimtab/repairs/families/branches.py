@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from trimtab._setup import Setup
 from trimtab.errors import RepairError
 from trimtab.repairs.change import Change, Kind
-from trimtab.repairs.families.weights import loop_over, some_number, some_of
-from trimtab.repairs.one_pass import branch_ends, listed, module_at
+from trimtab.repairs.lot import some_number, some_of
+from trimtab.repairs.named import listed, loop_over, module_at
+from trimtab.repairs.one_pass import branch_ends
 from trimtab.repairs.patient import Patient
 from trimtab.repairs.surgery import adopt, slow_path
 from trimtab.report import Finding, Repair

@@ -12,8 +12,8 @@ from trimtab.errors import RepairError
 from trimtab.norms._kinds import kind_of
 from trimtab.recording.walk import tensors
 from trimtab.repairs.change import Change, Kind
-from trimtab.repairs.families.weights import loop_over
-from trimtab.repairs.one_pass import listed, module_at
+from trimtab.repairs.named import listed, loop_over, module_at
+from trimtab.repairs.one_pass import called_with
 from trimtab.repairs.patient import Patient
 from trimtab.repairs.surgery import replace_module
 from trimtab.report import Finding, Repair
@@ -80,8 +80,6 @@ def add_z_loss(setup: Setup, *, weight: float) -> None:
     Raises:
         RepairError: A step of the user's own may not use the setup's loss.
     """
-    from trimtab.repairs.one_pass import called_with
-
     called_with(setup)  # the model as a whole is what is heard
     setup.loss = _WithZ(setup.loss, weight)
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from trimtab._setup import Setup
 from trimtab.errors import RepairError
 from trimtab.repairs.change import Change, Kind
-from trimtab.repairs.families.weights import loop_over, some_number, some_of
-from trimtab.repairs.one_pass import listed, module_at
+from trimtab.repairs.lot import some_number, some_of
+from trimtab.repairs.named import listed, loop_over, module_at
+from trimtab.repairs.one_pass import called_with
 from trimtab.repairs.patient import Patient, at
 from trimtab.report import Finding, Repair
 
@@ -132,8 +133,6 @@ def _named(finding: Finding, patient: Patient, kinds: tuple[type[nn.Module], ...
 
 def _steps(patient: Patient) -> int:
     """Time steps of the sequences, by what the gated layers are given."""
-    from trimtab.repairs.one_pass import called_with
-
     try:
         longest = [max(t.shape[1:3], default=0) for t in called_with(patient.setup).tensors if t.dim() >= 2]
     except RepairError:

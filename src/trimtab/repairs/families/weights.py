@@ -12,19 +12,11 @@ from torch import nn
 from trimtab._setup import Setup
 from trimtab.errors import RepairError, TrimtabError
 from trimtab.initialization import critical_, lsuv_
-from trimtab.norms._kinds import kind_of
 from trimtab.propagation import forward_gain
 from trimtab.repairs.change import Change, Kind
-from trimtab.repairs.one_pass import (
-    LAYERS,
-    as_batch,
-    branch_ends,
-    last_layer,
-    layers_in,
-    listed,
-    main_activation,
-    module_at,
-)
+from trimtab.repairs.lot import SPREAD, some_number, some_of
+from trimtab.repairs.named import listed, loop_over, module_at
+from trimtab.repairs.one_pass import LAYERS, as_batch, branch_ends, last_layer, layers_in, main_activation
 from trimtab.repairs.patient import Patient, at
 from trimtab.report import Finding, Repair
 
@@ -32,9 +24,6 @@ HE = math.sqrt(2.0)
 """Gain that keeps the second moment behind a ReLU (He et al. 2015, arXiv:1502.01852)."""
 
 METHODS = ("critical", "critical-orthogonal", "lsuv")
-
-SPREAD = 2.0
-"""Decades that random gains and factors lie within, to either side of one: standard deviations from 0.001 to 10 at a fan-in of 100."""
 
 
 def draw_weights(setup: Setup, *, layers: Sequence[str] | None, gain: float, orthogonal: bool = False) -> None:
@@ -83,20 +72,6 @@ def draw_code(layers: Sequence[str] | None, gain: float, orthogonal: bool = Fals
         head = "for layer in model.modules():\n    if isinstance(layer, (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)):\n"
         return head + "\n".join(f"        {line}" for line in lines)
     return loop_over(layers, *lines)
-
-
-def loop_over(names: Sequence[str], *lines: str) -> str:
-    """A loop over modules by their names.
-
-    Args:
-        names: The names.
-        *lines: What is done with `layer`.
-
-    Returns:
-        The code.
-    """
-    head = f"for name in {list(names)!r}:\n    layer = model.get_submodule(name)\n"
-    return head + "\n".join(f"    {line}" for line in lines)
 
 
 def _tell_draw(*, layers: Sequence[str] | None, gain: float, orthogonal: bool = False) -> Repair:
@@ -188,63 +163,7 @@ def _tell_scale(*, layers: Sequence[str], factor: float) -> Repair:
     return Repair(how, code)
 
 
-def set_biases(setup: Setup, *, layers: Sequence[str], value: float) -> None:
-    """Set biases to one value.
-
-    Raises:
-        RepairError: They are at it already, or there are none.
-    """
-    biases = [b for name in layers if (b := module_at(setup.model, name, LAYERS).bias) is not None]
-    if all(bool((bias == value).all()) for bias in biases):
-        raise RepairError(f"{listed(layers)} has no biases that are not {value:g} already")
-    with torch.no_grad():
-        for bias in biases:
-            bias.fill_(value)
-
-
-def _tell_biases(*, layers: Sequence[str], value: float) -> Repair:
-    code = loop_over(layers, "if layer.bias is not None:", f"    torch.nn.init.constant_(layer.bias, {value:g})")
-    return Repair(f"start the biases of {listed(layers)} at {value:g}", code)
-
-
-def reset_norms(setup: Setup, *, layers: Sequence[str]) -> None:
-    """Set the gains of norms to one, and their shifts to zero.
-
-    Raises:
-        RepairError: They are at it already, or have none.
-    """
-    affine = [p for name in layers for p in module_at(setup.model, name, (nn.Module,)).named_parameters(recurse=False)]
-    wanted = {"weight": 1.0, "bias": 0.0}
-    if all(bool((p == wanted.get(name, p)).all()) for name, p in affine):
-        raise RepairError(f"the gains of {listed(layers)} are one already")
-    with torch.no_grad():
-        for name, parameter in affine:
-            if name in wanted:
-                parameter.fill_(wanted[name])
-
-
-def _tell_norms(*, layers: Sequence[str]) -> Repair:
-    code = loop_over(
-        layers,
-        "torch.nn.init.ones_(layer.weight)",
-        "if getattr(layer, 'bias', None) is not None:",
-        "    torch.nn.init.zeros_(layer.bias)",
-    )
-    return Repair(f"start the gains of {listed(layers)} at one", code)
-
-
 # What to try ----------------------------------------------------------------------------------------------------------
-
-
-def _norms(model: nn.Module, where: Sequence[str] = ("",)) -> list[str]:
-    """Norms with a gain, at the places of a finding."""
-    norms = [
-        name
-        for name, module in model.named_modules()
-        if kind_of(module) and getattr(module, "weight", None) is not None
-    ]
-    inside = at(model, where, tuple({type(model.get_submodule(name)) for name in norms}) or (nn.Module,))
-    return [name for name in norms if name in inside]
 
 
 def usual_gain(patient: Patient) -> float:
@@ -263,11 +182,11 @@ def usual_gain(patient: Patient) -> float:
         return HE
 
 
-def _anew(finding: Finding, patient: Patient) -> Iterator[Change]:
+def anew(finding: Finding, patient: Patient) -> Iterator[Change]:
     """Weights for the net they stand in; then by the rule of thumb, all of them or those that are named."""
     if any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in _named(finding, patient)):
         return
-    gain, named = usual_gain(patient), _layers_at(finding, patient)
+    gain, named = usual_gain(patient), layers_at(finding, patient)
     yield Change("fit-weights", {"method": "critical"})
     yield Change("draw-weights", {"layers": None, "gain": gain})
     yield Change("fit-weights", {"method": "critical-orthogonal"})
@@ -277,7 +196,7 @@ def _anew(finding: Finding, patient: Patient) -> Iterator[Change]:
     yield Change("fit-weights", {"method": "lsuv"})
 
 
-def _layers_at(finding: Finding, patient: Patient) -> list[str]:
+def layers_at(finding: Finding, patient: Patient) -> list[str]:
     """Layers that a finding names and whose weights may be set."""
     may = layers_in(patient.model)
     return [name for name in at(patient.model, finding.where, LAYERS) if name in may]
@@ -288,28 +207,11 @@ def _named(finding: Finding, patient: Patient) -> list[nn.Module]:
     return [modules[place] for place in finding.where if place in modules]
 
 
-def _collapsed(finding: Finding, patient: Patient) -> Iterator[Change]:
-    norms = _norms(patient.model, finding.where)
-    zero = [n for n in norms if not bool(patient.model.get_submodule(n).weight.any())]
-    if zero:
-        yield Change("reset-norms", {"layers": zero})
-        yield Change("reset-norms", {"layers": _norms(patient.model)})
-    yield from _anew(finding, patient)
-
-
-def _dead(finding: Finding, patient: Patient) -> Iterator[Change]:
-    named = _layers_at(finding, patient)
-    yield Change("set-biases", {"layers": named, "value": 0.0})
-    yield Change("set-biases", {"layers": layers_in(patient.model), "value": 0.0})
-    yield Change("draw-weights", {"layers": named, "gain": usual_gain(patient)})
-    yield from _anew(finding, patient)
-
-
 def _copies(finding: Finding, patient: Patient) -> Iterator[Change]:
     gain = usual_gain(patient)
     yield Change("draw-weights", {"layers": None, "gain": gain})
-    yield Change("draw-weights", {"layers": _layers_at(finding, patient), "gain": gain})
-    yield from _anew(finding, patient)
+    yield Change("draw-weights", {"layers": layers_at(finding, patient), "gain": gain})
+    yield from anew(finding, patient)
 
 
 def _branches(finding: Finding, patient: Patient) -> Iterator[Change]:
@@ -330,36 +232,10 @@ def _last(finding: Finding, patient: Patient) -> Iterator[Change]:
     except RepairError:
         return
     yield from (Change("scale-weights", {"layers": layers, "factor": factor}) for factor in (0.0, 0.1, 0.01))
-    yield from _anew(finding, patient)
+    yield from anew(finding, patient)
 
 
 # By lot ---------------------------------------------------------------------------------------------------------------
-
-
-def some_of(names: Sequence[str], rng: random.Random) -> list[str]:
-    """A random part of some names, at least one, in their order.
-
-    Args:
-        names: The names.
-        rng: The lot.
-
-    Returns:
-        Some of them.
-    """
-    return [names[i] for i in sorted(rng.sample(range(len(names)), rng.randint(1, len(names))))]
-
-
-def some_number(rng: random.Random, decades: float = SPREAD) -> float:
-    """A random factor around one.
-
-    Args:
-        rng: The lot.
-        decades: How far to either side.
-
-    Returns:
-        The factor.
-    """
-    return float(f"{10 ** rng.uniform(-decades, decades):.3g}")
 
 
 def _some_draw(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
@@ -383,30 +259,18 @@ def _some_scale(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
     return {"layers": some_of(names, rng), "factor": some_number(rng)} if names else None
 
 
-def _some_biases(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
-    names = [n for n in layers_in(patient.model) if patient.model.get_submodule(n).bias is not None]
-    return {"layers": some_of(names, rng), "value": float(f"{rng.gauss(0, 0.5):.3g}")} if names else None
-
-
-def _some_norms(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
-    names = _norms(patient.model)
-    return {"layers": some_of(names, rng)} if names else None
-
-
 KINDS = {
     "draw-weights": Kind(draw_weights, _tell_draw, _some_draw),
     "fit-weights": Kind(fit_weights, _tell_fit, _some_fit),
     "scale-weights": Kind(scale_weights, _tell_scale, _some_scale),
-    "set-biases": Kind(set_biases, _tell_biases, _some_biases),
-    "reset-norms": Kind(reset_norms, _tell_norms, _some_norms),
 }
 
 ANSWERS = {
-    "vanishing-gradient": _anew,
-    "exploding-gradient": _anew,
-    "signal-collapse": _collapsed,
-    "saturated-units": _anew,
-    "dead-units": _dead,
+    "vanishing-gradient": anew,
+    "exploding-gradient": anew,
+    "signal-collapse": anew,
+    "saturated-units": anew,
+    "dead-units": anew,
     "symmetric-init": _copies,
     "residual-growth": _branches,
     "loss-at-init-off": _last,
