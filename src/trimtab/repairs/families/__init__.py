@@ -17,12 +17,6 @@ from trimtab.repairs.families import (
     starts,
     weights,
 )
-    learning_rate,
-    outputs,
-    placement,
-    recurrent,
-    weights,
-)
 
 
 def _family(name: str, *files: ModuleType) -> Family:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from trimtab._setup import Setup
+from trimtab.diagnosis.probes import drawn
+from trimtab.diagnosis.probes.calls import Declined, loss_of, still
 from trimtab.errors import RepairError
 from trimtab.norms._kinds import kind_of
 from trimtab.recording.walk import tensors
 from trimtab.repairs.change import Change, Kind
 from trimtab.repairs.named import listed, loop_over, module_at
-from trimtab.repairs.one_pass import called_with
 from trimtab.repairs.patient import Patient
 from trimtab.repairs.surgery import replace_module
 from trimtab.report import Finding, Repair
@@ -47,8 +48,31 @@ def _tell_leave_out(*, modules: Sequence[str]) -> Repair:
 
 
 def undo_probabilities(setup: Setup, *, function: str) -> None:
-    """Turn the probabilities that the model gives back into scores: log p for a softmax, log p/(1 - p) for a sigmoid."""
+    """Turn the probabilities that the model gives back into scores: log p for a softmax, log p/(1 - p) for a sigmoid.
+
+    Raises:
+        RepairError: The model gives no probabilities.
+    """
+    given = _given(setup)
+    if not bool(((given >= 0) & (given <= 1)).all()):
+        raise RepairError("the model gives no probabilities")
+    totals = given.sum(1 if given.dim() == 4 else -1)
+    if function == "softmax" and not torch.allclose(totals, torch.ones_like(totals), atol=1e-2):
+        raise RepairError("what the model gives does not add up to one")
     setup.model.register_forward_hook(_Scores(function))
+
+
+def _given(setup: Setup) -> Tensor:
+    """What the model gives on the first batch, one tensor."""
+    batch = drawn(setup, 1).batches[0]
+    try:
+        with still(setup):
+            _, answers = loss_of(setup, batch)
+    except Declined as reason:
+        raise RepairError(str(reason)) from reason
+    if len(answers) != 1 or answers[0].dim() < 1:
+        raise RepairError("the loss does not call the model as a whole for one tensor")
+    return answers[0]
 
 
 class _Scores:
@@ -57,13 +81,10 @@ class _Scores:
     def __init__(self, function: str) -> None:
         self.function = function
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if not isinstance(output, Tensor):
-            raise RepairError(f"the model gives a {type(output).__name__}, not one tensor of probabilities")
-        least = torch.finfo(output.dtype).tiny
-        if self.function == "softmax":
-            return output.clamp_min(least).log()
-        return output.logit(eps=torch.finfo(output.dtype).eps)
+    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        """The scores of probabilities."""
+        limits = torch.finfo(output.dtype)
+        return output.clamp_min(limits.tiny).log() if self.function == "softmax" else output.logit(eps=limits.eps)
 
 
 def _tell_undo(*, function: str) -> Repair:
@@ -75,12 +96,13 @@ def _tell_undo(*, function: str) -> Repair:
 
 
 def add_z_loss(setup: Setup, *, weight: float) -> None:
-    """Add weight * log^2 Z of the model's logits to the loss.
+    """Add weight * log^2 Z of the model's logits to the setup's loss, which a step of the user's own may or may not use.
 
     Raises:
-        RepairError: A step of the user's own may not use the setup's loss.
+        RepairError: The model does not give one tensor of logits.
     """
-    called_with(setup)  # the model as a whole is what is heard
+    if _given(setup).dim() < 2:
+        raise RepairError("the model gives no logits")
     setup.loss = _WithZ(setup.loss, weight)
 
 
