@@ -92,13 +92,11 @@ def layers_in(model: nn.Module) -> list[str]:
     Returns:
         The names, in the order of the model.
     """
-    left = reasons_to_leave(model)
+    left = {id(model.get_parameter(name)) for name in reasons_to_leave(model)}  # a tied weight has several names
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, LAYERS)
-        and f"{name}.weight".lstrip(".") not in left
-        and not nn.parameter.is_lazy(module.weight)
+        if isinstance(module, LAYERS) and id(module.weight) not in left and not nn.parameter.is_lazy(module.weight)
     ]
 
 

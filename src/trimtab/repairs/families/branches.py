@@ -74,7 +74,7 @@ def _tell_scale(*, layers: Sequence[str], factor: float) -> Repair:
 def _tell_rezero(*, layers: Sequence[str], start: float = 0.0) -> Repair:
     code = loop_over(
         layers,
-        f"layer.branch_scale = torch.nn.Parameter(torch.tensor({start:.6g}))",
+        f"layer.branch_scale = torch.nn.Parameter(torch.tensor({float(start)!r}))",
         "layer.register_forward_hook(lambda module, args, output: output * module.branch_scale)",
     )
     return Repair(

@@ -116,7 +116,7 @@ def _some_first(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
 
 def _some_pre(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
     norms = _post_norms(patient.model)
-    return {"norms": some_of(norms, rng)} if norms else None
+    return {"norms": norms[: rng.randint(1, len(norms))]} if norms else None  # from the first block on
 
 
 KINDS = {
