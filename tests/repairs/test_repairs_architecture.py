@@ -204,6 +204,36 @@ def test_norms_move_into_the_branches():
     torch.testing.assert_close(model(x), wanted(x))
 
 
+@pytest.mark.parametrize("torchs", [False, True])
+def test_deep_norm_weighs_the_stream_and_starts_the_branches_smaller(torchs):
+    torch.manual_seed(0)
+    alpha, beta, x = 2.0, 0.5, torch.randn(6, 5, 8)
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) if torchs else Post()
+    net, plain_ = nn.Sequential(model, nn.Linear(8, 4)), copy.deepcopy(model)
+    with torch.no_grad():
+        if torchs:
+            for weight in (
+                plain_.self_attn.in_proj_weight[16:],
+                plain_.self_attn.out_proj.weight,
+                plain_.linear1.weight,
+                plain_.linear2.weight,
+            ):
+                weight.mul_(beta)
+        else:
+            for weight in (plain_.qkv.weight[16:], plain_.out.weight, plain_.feed[0].weight, plain_.feed[2].weight):
+                weight.mul_(beta)
+    first = (lambda y: plain_._sa_block(y, None, None)) if torchs else plain_.attend
+    second = plain_._ff_block if torchs else plain_.feed
+    y = plain_.norm1(alpha * x + first(x))
+    y = plain_.norm2(alpha * y + second(y))
+    setup = setup_of(net, (5, 8))
+    setup.loss = lambda m, batch: m(batch[0]).square().mean()
+    Change("deep-norm", {"norms": ["0.norm1", "0.norm2"], "alpha": alpha, "beta": beta}).apply(setup)
+    torch.testing.assert_close(model(x), y)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(x), y)
+
+
 def test_a_branch_that_is_more_than_its_modules_is_left_alone():
     class Hidden(Post):
         def attend(self, x):
@@ -254,6 +284,9 @@ def test_layers_side_by_side_get_their_last_norm_from_the_last_of_them():
 def test_norm_placement_is_answered_by_its_place():
     deep = answers("norm-placement", tuple(NORMS), Stack, (5, 8))
     assert deep[0] == Change("pre-norm", {"norms": NORMS})
+    scales = next(c.settings for c in deep if c.kind == "deep-norm")
+    assert scales["alpha"] == pytest.approx(6**0.25, abs=1e-4)  # three layers: (2 N)^(1/4), (8 N)^(-1/4)
+    assert scales["beta"] == pytest.approx(24**-0.25, abs=1e-4)
     torchs = answers("norm-placement", ("0.layers.0.norm1", "0.layers.0.norm2"), encoder, (1, 8))
     assert torchs[0].kind == "norm-first"
     last = answers("norm-placement", ("5",), lambda: plain(nn.ReLU, nn.BatchNorm1d(4)))

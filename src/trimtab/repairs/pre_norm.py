@@ -8,7 +8,7 @@ stream must be the same for all samples.
 import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,18 +75,20 @@ class _Into:
 
 
 @dataclass
-class _Block:
+class Block:
     """One norm behind a sum.
 
     Attributes:
         norm: Its name.
         stream: The tensor that goes past the branch.
         entries: The modules that the branch starts at, and which of their arguments are the stream.
+        called: The modules that are called between the norm before and this one.
     """
 
     norm: str
     stream: Tensor
-    entries: list[tuple[str, tuple[Place, ...]]] = field(default_factory=list)
+    entries: list[tuple[str, tuple[Place, ...]]]
+    called: list[str]
 
 
 def to_pre_norm(setup: Setup, *, norms: Sequence[str]) -> None:
@@ -95,11 +97,8 @@ def to_pre_norm(setup: Setup, *, norms: Sequence[str]) -> None:
     Raises:
         RepairError: They do not stand behind sums of a stream and a branch of modules.
     """
-    for name in norms:
-        if kind_of(module_at(setup.model, name, (nn.Module,))) is None:
-            raise RepairError(f"{name!r} is no norm")
-    blocks = _wiring(setup, norms)
-    _check(setup, blocks)
+    blocks = wiring(setup, norms)
+    check(setup, blocks)
     for number, block in enumerate(blocks):
         norm = setup.model.get_submodule(block.norm)
         moved = Moved(norm) if number < len(blocks) - 1 else Moved(copy.deepcopy(norm), norm)
@@ -109,8 +108,22 @@ def to_pre_norm(setup: Setup, *, norms: Sequence[str]) -> None:
     slow_path(setup)
 
 
-def _wiring(setup: Setup, norms: Sequence[str]) -> list[_Block]:
-    """The blocks, as one pass shows them."""
+def wiring(setup: Setup, norms: Sequence[str]) -> list[Block]:
+    """The blocks in front of some norms, as one pass shows them.
+
+    Args:
+        setup: The setup.
+        norms: Names of the norms.
+
+    Returns:
+        The blocks, in the order in which they run.
+
+    Raises:
+        RepairError: A norm does not stand behind the sum of a stream and a branch of modules.
+    """
+    for name in norms:
+        if kind_of(module_at(setup.model, name, (nn.Module,))) is None:
+            raise RepairError(f"{name!r} is no norm")
     calls, given = _heard(setup, norms)
     order = [name for name, _ in calls]
     if any(order.count(name) != 1 for name in norms):
@@ -122,7 +135,8 @@ def _wiring(setup: Setup, norms: Sequence[str]) -> list[_Block]:
         if stream is None:
             continue  # the first sum's stream is made of functions: its norm stays
         start = order.index(norms[number - 1]) + 1 if number else 0
-        block = _Block(name, stream, _entries(calls[start : order.index(name)], stream, norms))
+        between = calls[start : order.index(name)]
+        block = Block(name, stream, _entries(between, stream, norms), [called for called, _ in between])
         if not block.entries:
             raise RepairError(f"the branch in front of {name} does not start at modules")
         blocks.append(block)
@@ -187,19 +201,27 @@ def _is(a: Tensor, b: Tensor) -> bool:
     return a is b or (a.shape == b.shape and a.stride() == b.stride() and a.data_ptr() == b.data_ptr())
 
 
-def _check(setup: Setup, blocks: Sequence[_Block]) -> None:
-    """Give each branch the first row of its input throughout: what it adds must then be the same in each row."""
+def check(setup: Setup, blocks: Sequence[Block]) -> None:
+    """Give each branch the first row of its input throughout: what it adds must then be the same in each row.
+
+    Args:
+        setup: The setup.
+        blocks: The blocks.
+
+    Raises:
+        RepairError: It is not: there is more to the branch than the modules at its start.
+    """
     wrong: list[str] = []
     before: dict[str, Tensor] = {}
 
-    def alike(block: _Block) -> Any:
+    def alike(block: Block) -> Any:
         def rows(x: Tensor) -> Tensor:
             before[block.norm] = x
             return x[:1].expand_as(x).contiguous()
 
         return rows
 
-    def compare(block: _Block) -> Any:
+    def compare(block: Block) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
             stream = before[block.norm]
             added = args[0] - stream

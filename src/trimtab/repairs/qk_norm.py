@@ -1,6 +1,7 @@
 """What changes of attention put into a model: a factor on some outputs of a layer, and norms of queries and keys, head by head."""
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -9,6 +10,35 @@ from torch.nn import functional
 
 FUSED = 3
 """Queries, keys and values in one layer, in this order: parts of its outputs."""
+
+_CALLED = r"(^|[._])(to|proj|w|in|fc|lin|linear|attn)?_?{}(_?(proj|lin|linear|layer|net|map|weight))?$"
+QUERY = re.compile(_CALLED.format("q(uery|ueries|s)?"), re.IGNORECASE)
+KEY = re.compile(_CALLED.format("k(ey|eys|s)?"), re.IGNORECASE)
+"""How people call the layers that make queries and keys."""
+
+
+def asks(name: str) -> bool:
+    """Whether a layer is called as those that make queries or keys are.
+
+    Args:
+        name: Its name.
+
+    Returns:
+        Whether it is.
+    """
+    return bool(QUERY.search(name) or KEY.search(name))
+
+
+def is_fused(layer: nn.Module) -> bool:
+    """Whether a layer makes queries, keys and values at once, by its shape.
+
+    Args:
+        layer: The layer.
+
+    Returns:
+        Whether it does.
+    """
+    return isinstance(layer, nn.Linear) and layer.out_features == FUSED * layer.in_features
 
 
 class TimesFirst:

@@ -1,7 +1,6 @@
 """How large the logits of attention are: the factor on queries, and norms of queries and keys."""
 
 import random
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,17 +14,9 @@ from trimtab.repairs.change import Change, Kind
 from trimtab.repairs.lot import some_number, some_of
 from trimtab.repairs.named import listed, module_at
 from trimtab.repairs.patient import Patient
-from trimtab.repairs.qk_norm import FUSED, HeadNorm, NormedAttention, TimesFirst
+from trimtab.repairs.qk_norm import FUSED, KEY, QUERY, HeadNorm, NormedAttention, TimesFirst, is_fused
 from trimtab.repairs.surgery import adopt, replace_module, slow_path
 from trimtab.report import Finding, Repair
-
-QUERY = re.compile(
-    r"(^|[._])(to|proj|w|in|attn)?_?q(uery|ueries|s)?(_?(proj|lin|linear|layer|net|map|weight))?$", re.IGNORECASE
-)
-KEY = re.compile(
-    r"(^|[._])(to|proj|w|in|attn)?_?k(ey|eys|s)?(_?(proj|lin|linear|layer|net|map|weight))?$", re.IGNORECASE
-)
-"""How people call the layers that make queries and keys."""
 
 
 def scale_queries(setup: Setup, *, layers: Sequence[str], factor: float) -> None:
@@ -37,7 +28,7 @@ def scale_queries(setup: Setup, *, layers: Sequence[str], factor: float) -> None
     for name in layers:
         module = module_at(setup.model, name, (nn.Linear, nn.MultiheadAttention))
         if isinstance(module, nn.Linear):
-            count = module.out_features // FUSED if _is_fused(module) else module.out_features
+            count = module.out_features // FUSED if is_fused(module) else module.out_features
             module.register_forward_hook(TimesFirst(factor, count))
             continue
         with torch.no_grad():
@@ -47,10 +38,6 @@ def scale_queries(setup: Setup, *, layers: Sequence[str], factor: float) -> None
             if module.q_proj_weight is not None:
                 module.q_proj_weight *= factor
     slow_path(setup)
-
-
-def _is_fused(layer: nn.Linear) -> bool:
-    return layer.out_features == FUSED * layer.in_features
 
 
 def _tell_scale(*, layers: Sequence[str], factor: float) -> Repair:
@@ -75,7 +62,7 @@ def norm_heads(setup: Setup, *, layers: Sequence[str], dimension: int | None = N
             replace_module(setup, name, new)
             new.q_norm.register_forward_hook(_seen)
             continue
-        count = module.out_features // FUSED * 2 if _is_fused(module) else module.out_features
+        count = module.out_features // FUSED * 2 if is_fused(module) else module.out_features
         if dimension is None or count % dimension:
             raise RepairError(f"the width of the heads of {name} is not known")
         module.register_parameter(
@@ -115,17 +102,13 @@ def _makers(model: nn.Module, where: Sequence[str]) -> tuple[list[str], list[str
             if (n == place or n.startswith(f"{place}.") or not place)
             and isinstance(m, (nn.Linear, nn.MultiheadAttention))
         ]
-        whole = [n for n in inside if isinstance(modules[n], nn.MultiheadAttention) or _is_fused_at(modules[n])]
+        whole = [n for n in inside if isinstance(modules[n], nn.MultiheadAttention) or is_fused(modules[n])]
         asking, asked = [n for n in inside if QUERY.search(n)], [n for n in inside if KEY.search(n)]
         queries += whole or asking
         both += whole or asking + asked
     if not queries and len(named) == 2:  # one makes queries and one keys; their product does not know which
         return named[:1], named
     return list(dict.fromkeys(queries)), list(dict.fromkeys(both))
-
-
-def _is_fused_at(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) and _is_fused(module)
 
 
 def _measured(finding: Finding, name: str) -> tuple[float, float] | None:
@@ -169,7 +152,7 @@ def _width(model: nn.Module, names: Sequence[str]) -> int | None:
         for key in ("num_heads", "n_heads", "nhead", "heads", "n_head", "num_attention_heads", "h"):
             heads = getattr(held, key, None)
             if isinstance(heads, int) and isinstance(layer, nn.Linear) and heads > 0:
-                return (layer.out_features // FUSED if _is_fused(layer) else layer.out_features) // heads
+                return (layer.out_features // FUSED if is_fused(layer) else layer.out_features) // heads
     return None
 
 

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from trimtab._setup import Setup
 from trimtab.errors import RepairError
+from trimtab.norms import deepnorm_scales
 from trimtab.norms._kinds import kind_of
 from trimtab.repairs.change import Change, Kind
-from trimtab.repairs.lot import some_of
+from trimtab.repairs.deep_norm import to_deep_norm
+from trimtab.repairs.lot import some_number, some_of
 from trimtab.repairs.named import listed, loop_over, module_at
 from trimtab.repairs.patient import Patient
 from trimtab.repairs.pre_norm import to_pre_norm
@@ -83,6 +85,14 @@ def _tell_pre(*, norms: Sequence[str]) -> Repair:
     )
 
 
+def _tell_deep(*, norms: Sequence[str], alpha: float, beta: float) -> Repair:
+    return Repair(
+        f"weigh the stream {alpha:.3g} times in front of {listed(norms)} and start the branches {beta:.3g} times as large (DeepNorm)",
+        f"x = norm({alpha:.6g} * x + branch(x))   # in forward, in place of norm(x + branch(x))\n"
+        f"weight.data *= {beta:.6g}              # of each layer in a branch, but those that make queries and keys",
+    )
+
+
 # What to try ----------------------------------------------------------------------------------------------------------
 
 
@@ -106,6 +116,10 @@ def _inside(finding: Finding, patient: Patient) -> Iterator[Change]:
         yield Change("norm-first", {"layers": layers})
     if len(norms) > 1:
         yield Change("pre-norm", {"norms": norms})
+    every = norms + [f"{layer}.{name}" for layer in layers for name in ("norm1", "norm2")]
+    scale = deepnorm_scales(max(len(every) // 2, 1))[0]  # a layer has two norms
+    if len(every) > 1 and scale is not None:
+        yield Change("deep-norm", {"norms": every, "alpha": round(scale.alpha, 4), "beta": round(scale.beta, 4)})
     yield Change("warm-up", {"share": 0.3})
 
 
@@ -119,9 +133,15 @@ def _some_pre(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
     return {"norms": norms[: rng.randint(1, len(norms))]} if norms else None  # from the first block on
 
 
+def _some_deep(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
+    some = _some_pre(patient, rng)
+    return None if some is None else {**some, "alpha": some_number(rng, 1.0), "beta": some_number(rng, 1.0)}
+
+
 KINDS = {
     "norm-first": Kind(norm_first, _tell_first, _some_first),
     "pre-norm": Kind(to_pre_norm, _tell_pre, _some_pre),
+    "deep-norm": Kind(to_deep_norm, _tell_deep, _some_deep),
 }
 
 ANSWERS = {"norm-placement": _inside}

@@ -18,6 +18,9 @@ from trimtab.repairs.one_pass import LAYERS, layers_in
 from trimtab.repairs.patient import Patient, at
 from trimtab.report import Finding, Repair
 
+SLIGHT = 0.1
+"""A bias that keeps rectifiers on at the start (Goodfellow et al. 2016, Deep Learning, section 6.3.1)."""
+
 
 def set_biases(setup: Setup, *, layers: Sequence[str], value: float) -> None:
     """Set biases to one value.
@@ -90,6 +93,7 @@ def _dead(finding: Finding, patient: Patient) -> Iterator[Change]:
     named = layers_at(finding, patient)
     yield Change("set-biases", {"layers": named, "value": 0.0})
     yield Change("set-biases", {"layers": layers_in(patient.model), "value": 0.0})
+    yield Change("set-biases", {"layers": named, "value": SLIGHT})
 
 
 def _some_biases(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
