@@ -157,3 +157,14 @@ def around_steps(setup: Setup, inside: Callable[[], AbstractContextManager[Any]]
             return of.plain_step(batch) if own is None else own(of, batch)
 
     setup.step = step
+
+
+def slow_path(setup: Setup) -> None:
+    """Keep torch's transformer stacks from the kernel that knows nothing of hooks, and from the nested tensors that are made for it.
+
+    Args:
+        setup: The setup, whose model's layers have been given hooks (which each layer sees by itself, but its stack does not).
+    """
+    for module in setup.model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False

@@ -6,7 +6,21 @@ A file here has `KINDS`, the kinds of change by name, and `ANSWERS`, what to try
 from types import ModuleType
 
 from trimtab.repairs.change import Answer, Family, Kind
-from trimtab.repairs.families import clipping, critic, decay, learning_rate, loop
+from trimtab.repairs.families import (
+    activations,
+    attention,
+    branches,
+    clipping,
+    critic,
+    decay,
+    learning_rate,
+    loop,
+    outputs,
+    placement,
+    recurrent,
+    starts,
+    weights,
+)
 
 
 def _family(name: str, *files: ModuleType) -> Family:
@@ -19,8 +33,12 @@ def _family(name: str, *files: ModuleType) -> Family:
     return Family(name, kinds, {code: tuple(several) for code, several in answers.items()})
 
 
-FAMILIES = (_family("training", loop, critic, learning_rate, clipping, decay),)
-"""In the order of trying: data and loop before model, model before optimizer.
+FAMILIES = (
+    _family("initialization", starts, weights, recurrent),
+    _family("architecture", activations, branches, placement, attention, outputs),
+    _family("training", loop, critic, learning_rate, clipping, decay),
+)
+"""In the order of trying: data before model, model before training.
 
 A family is wide: what a repair of the loop must beat is any change of the loop or the optimizer, drawn by lot.
 """
