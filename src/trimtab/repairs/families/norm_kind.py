@@ -1,0 +1,408 @@
+"""Which normalization a model has, and where: converted, given fewer groups, left out, put in."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from trimtab._setup import Setup
+from trimtab.errors import NormalizationError, RepairError
+from trimtab.norms import convert
+from trimtab.norms._groups import group_count
+from trimtab.norms._kinds import is_row_norm, kind_of, names_of
+from trimtab.norms.channel_layers import ChannelLayerNorm, ChannelRMSNorm
+from trimtab.norms.layers import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
+from trimtab.repairs.change import Change, Kind
+from trimtab.repairs.patient import Patient, at
+from trimtab.repairs.surgery import replace_module
+from trimtab.repairs.walking import Stop, is_weight, walk
+from trimtab.report import Finding, Repair
+
+ALONE = ("layer_norm", "group_norm", "rms_norm")
+"""Kinds that take nothing from other samples."""
+
+KINDS_OF_NORM = (*ALONE, "batch_norm", "instance_norm", "none")
+
+VALUES = 16
+"""Values a group should have at least: below, one of them moves its own statistics by over 6 %."""
+
+ENOUGH = 16
+"""Samples from which on a batch's statistics are worth having (Wu & He 2018)."""
+
+_RENORMS = {nn.BatchNorm1d: BatchRenorm1d, nn.BatchNorm2d: BatchRenorm2d, nn.BatchNorm3d: BatchRenorm3d}
+
+
+def convert_norms(setup: Setup, *, to: str, layers: Sequence[str] | None = None) -> None:
+    """Turn normalizations into another kind.
+
+    Raises:
+        RepairError: There is none, or none of them can be that kind.
+    """
+    names = norms_of(setup.model) if layers is None else list(layers)
+    if not names:
+        raise RepairError("the model has no normalization")
+    if to == "batch_renorm":
+        _renormalize(setup, names)
+        return
+    try:
+        done = convert(setup.model, to, layers=names)
+    except NormalizationError as error:
+        raise RepairError(str(error)) from error
+    if not done.changes:
+        raise RepairError(f"no normalization can be turned into {to}")
+    for change in done.changes:
+        _replace_everywhere(setup, change.names[0], done.model.get_submodule(change.names[0]))
+
+
+def _renormalize(setup: Setup, names: Sequence[str]) -> None:
+    found = False
+    for name in names:
+        old = setup.model.get_submodule(name)
+        kind = _RENORMS.get(type(old))
+        if kind is None or old.running_mean is None:
+            continue
+        new = kind(old.num_features, old.eps, old.momentum, old.affine, warm_up=_warm_up(setup.steps))
+        new.load_state_dict(old.state_dict())
+        new.weight, new.bias = old.weight, old.bias
+        _replace_everywhere(setup, name, new.to(old.running_mean.device))
+        found = True
+    if not found:
+        raise RepairError("no plain BatchNorm with running statistics is there")
+
+
+def _warm_up(steps: int) -> tuple[int, int, int]:
+    """Batches after which the limits of batch renormalization begin to rise, and are reached: the paper's are of 160 000 steps."""
+    return steps // 20, steps // 4, steps // 4
+
+
+def fewer_groups(setup: Setup, *, groups: int, layers: Sequence[str]) -> None:
+    """Give group normalizations fewer groups.
+
+    Raises:
+        RepairError: The number divides the channels of none of them.
+    """
+    found = False
+    for name in layers:
+        norm = setup.model.get_submodule(name)
+        if isinstance(norm, nn.GroupNorm) and groups != norm.num_groups and norm.num_channels % groups == 0:
+            norm.num_groups, found = groups, True
+    if not found:
+        raise RepairError(f"no group normalization can have {groups} groups")
+
+
+def drop_norms(setup: Setup, *, layers: Sequence[str]) -> None:
+    """Leave normalizations out.
+
+    Raises:
+        RepairError: A name is the model's own, or there is none.
+    """
+    if not layers:
+        raise RepairError("the model has no normalization")
+    for name in layers:
+        _replace_everywhere(setup, name, nn.Identity())
+
+
+def insert_norms(setup: Setup, *, kind: str, layers: Sequence[str]) -> None:
+    """Put a normalization behind linear layers or convolutions.
+
+    Raises:
+        RepairError: A layer is the model itself, or of no kind that it can follow.
+    """
+    if not layers:
+        raise RepairError("the model has no linear layer or convolution that lacks a normalization")
+    for name in layers:
+        layer = setup.model.get_submodule(name)
+        norm = _norm_behind(layer, kind).to(layer.weight.device, layer.weight.dtype)  # type: ignore[arg-type]
+        replace_module(setup, name, nn.Sequential(layer, norm))
+
+
+def _norm_behind(layer: nn.Module, kind: str) -> nn.Module:
+    if isinstance(layer, nn.Linear):
+        flat: dict[str, Callable[[int], nn.Module]] = {
+            "layer_norm": nn.LayerNorm,
+            "rms_norm": nn.RMSNorm,
+            "batch_norm": nn.BatchNorm1d,
+        }
+        made = flat.get(kind)
+        width = layer.out_features
+    elif isinstance(layer, nn.modules.conv._ConvNd):
+        rank = len(layer.kernel_size)
+        deep: dict[str, Callable[[int], nn.Module]] = {
+            "layer_norm": ChannelLayerNorm,
+            "rms_norm": ChannelRMSNorm,
+            "batch_norm": (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[rank - 1],
+            "group_norm": lambda channels: nn.GroupNorm(group_count(channels), channels),
+        }
+        made = deep.get(kind)
+        width = layer.out_channels
+    else:
+        made, width = None, 0
+    if made is None:
+        raise RepairError(f"no {kind} can follow a {type(layer).__name__}")
+    return made(width)
+
+
+def _replace_everywhere(setup: Setup, name: str, new: nn.Module) -> None:
+    old = setup.model.get_submodule(name)
+    for each in names_of(setup.model, old):
+        replace_module(setup, each, new)
+
+
+def norms_of(model: nn.Module) -> list[str]:
+    """Names of a model's normalizations.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The names, those of classes that look like a norm among them.
+    """
+    return [name for name, m in model.named_modules() if name and (kind_of(m) is not None or is_row_norm(m))]
+
+
+# How it is told --------------------------------------------------------------------------------------------------------
+
+
+def named(layers: Sequence[str] | None) -> str:
+    """Layers in words.
+
+    Args:
+        layers: Their names; None for all.
+
+    Returns:
+        Up to three of them, then their number.
+    """
+    if layers is None:
+        return "all of them"
+    return ", ".join(layers) if len(layers) <= 3 else f"{', '.join(layers[:2])} and {len(layers) - 2} more"
+
+
+def _tell_convert(*, to: str, layers: Sequence[str] | None = None) -> Repair:
+    words = to.replace("_", " ")
+    if to == "batch_renorm":
+        code = (
+            "from trimtab.norms.layers import BatchRenorm1d  # and 2d, 3d\n"
+            f"for name in {_names_in_code(layers)}:\n"
+            "    old, (parent, _, child) = model.get_submodule(name), name.rpartition('.')\n"
+            "    new = BatchRenorm1d(old.num_features, old.eps, old.momentum)\n"
+            "    setattr(model.get_submodule(parent), child, new)  # before the optimizer is made"
+        )
+        return Repair(f"turn batch normalization into {words}: {named(layers)}", code)
+    only = "" if layers is None else f", layers={list(layers)!r}"
+    return Repair(
+        f"turn the normalization into {words if to != 'none' else 'a plain scale and shift'}: {named(layers)}",
+        f'model = trimtab.norms.convert(model, to="{to}"{only}).model  # before the optimizer is made',
+    )
+
+
+def _names_in_code(layers: Sequence[str] | None) -> str:
+    if layers is None:
+        return "[n for n, m in model.named_modules() if isinstance(m, torch.nn.BatchNorm1d)]"
+    return repr(list(layers))
+
+
+def _tell_fewer(*, groups: int, layers: Sequence[str]) -> Repair:
+    return Repair(
+        f"take {groups} group(s) in {named(layers)}, so that each has several values",
+        f"for name in {list(layers)!r}:\n    model.get_submodule(name).num_groups = {groups}",
+    )
+
+
+def _tell_drop(*, layers: Sequence[str]) -> Repair:
+    return Repair(
+        f"leave the normalization out: {named(layers)}",
+        f"for name in {list(layers)!r}:\n"
+        "    parent, _, child = name.rpartition('.')\n"
+        "    setattr(model.get_submodule(parent), child, torch.nn.Identity())",
+    )
+
+
+def _tell_insert(*, kind: str, layers: Sequence[str]) -> Repair:
+    code = (
+        f"for name in {list(layers)!r}:\n"
+        "    layer, (parent, _, child) = model.get_submodule(name), name.rpartition('.')\n"
+    )
+    if kind == "group_norm":
+        code += "    norm = torch.nn.GroupNorm(max(layer.out_channels // 4, 1), layer.out_channels)  # groups of 4 channels\n"
+    elif kind == "batch_norm":
+        code += (
+            "    flat = isinstance(layer, torch.nn.Linear)\n"
+            "    norm = torch.nn.BatchNorm1d(layer.out_features) if flat else torch.nn.BatchNorm2d(layer.out_channels)\n"
+        )
+    else:
+        flat, deep = ("LayerNorm", "ChannelLayerNorm") if kind == "layer_norm" else ("RMSNorm", "ChannelRMSNorm")
+        code += (
+            "    flat = isinstance(layer, torch.nn.Linear)\n"
+            f"    norm = torch.nn.{flat}(layer.out_features) if flat else trimtab.norms.{deep}(layer.out_channels)\n"
+        )
+    return Repair(
+        f"put a {kind.replace('_', ' ')} behind {named(layers)}",
+        code + "    setattr(model.get_submodule(parent), child, torch.nn.Sequential(layer, norm))  # before the optimizer is made",
+    )
+
+
+# Answers and draws -----------------------------------------------------------------------------------------------------
+
+
+def batch_norms(finding: Finding, patient: Patient) -> list[str] | None:
+    """The batch normalizations that a finding is about.
+
+    Args:
+        finding: The finding.
+        patient: The run.
+
+    Returns:
+        Their names; None for all.
+    """
+    named_ones = at(patient.model, finding.where, (_BatchNorm,))
+    every = [name for name, m in patient.model.named_modules() if isinstance(m, _BatchNorm)]
+    return None if named_ones == every and len(every) == len(norms_of(patient.model)) else named_ones
+
+
+def _alone(finding: Finding, patient: Patient) -> Iterator[Change]:
+    """A norm that leaves other samples out of it: over the features of a table, over groups of channels of a picture."""
+    layers = batch_norms(finding, patient)
+    if layers == []:
+        return
+    with_layers: dict[str, Any] = {} if layers is None else {"layers": layers}
+    first = ("group_norm", "layer_norm") if _convolves(patient.model) else ("layer_norm", "group_norm")
+    for to in (*first, "batch_renorm"):
+        yield Change("convert-norms", {"to": to, **with_layers})
+
+
+def _convolves(model: nn.Module) -> bool:
+    return any(isinstance(m, nn.modules.conv._ConvNd) for m in model.modules())
+
+
+def _degenerate(finding: Finding, patient: Patient) -> Iterator[Change]:
+    layers = [name for name in finding.where if name and _is_norm(patient.model, name)]
+    if not layers:
+        return
+    grouped = [name for name in layers if isinstance(patient.model.get_submodule(name), nn.GroupNorm)]
+    if grouped:
+        norm: Any = patient.model.get_submodule(grouped[0])
+        yield from (
+            Change("fewer-groups", {"groups": g, "layers": grouped}) for g in _numbers(norm.num_channels, norm.num_groups)
+        )
+    yield Change("drop-norms", {"layers": layers})
+
+
+def _numbers(channels: int, now: int) -> list[int]:
+    """Numbers of groups with enough values each, of channels alone: the largest, then one."""
+    most = next((g for g in range(max(channels // VALUES, 1), 0, -1) if channels % g == 0), 1)
+    return [g for g in dict.fromkeys((most, 1)) if g < now]
+
+
+def _is_norm(model: nn.Module, name: str) -> bool:
+    try:
+        module = model.get_submodule(name)
+    except AttributeError:
+        return False
+    return not list(module.children())
+
+
+def bare_layers(patient: Patient) -> list[Stop]:
+    """Linear layers and convolutions with something behind them that is no norm; all but the last.
+
+    Args:
+        patient: The run.
+
+    Returns:
+        Their first calls, in the order of the pass.
+    """
+    try:
+        stops = walk(patient.setup)
+    except RepairError:
+        return []
+    found: dict[str, Stop] = {}
+    weights = [i for i, stop in enumerate(stops) if is_weight(stop.module)]
+    for i in weights[:-1]:
+        stop, after = stops[i], stops[i + 1].module
+        parent = patient.model.get_submodule(stop.name.rpartition(".")[0])
+        fused = isinstance(parent, (nn.TransformerEncoderLayer, nn.MultiheadAttention))  # read the weights themselves
+        if stop.name and not fused and kind_of(after) is None and not is_row_norm(after):
+            found.setdefault(stop.name, stop)
+    return list(found.values())
+
+
+def _insert(finding: Finding, patient: Patient) -> Iterator[Change]:
+    stops = bare_layers(patient)
+    layers = [stop.name for stop in stops]
+    for kind in _kinds_behind(stops)[:2]:
+        yield Change("insert-norms", {"kind": kind, "layers": layers})
+
+
+def _kinds_behind(stops: Sequence[Stop]) -> list[str]:
+    """Kinds that can follow all of these layers, the best first."""
+    given = [(isinstance(stop.module, nn.Linear), stop.given) for stop in stops if stop.given is not None]
+    if not given:
+        return []
+    kinds = ["layer_norm", "rms_norm"]
+    if not any(flat for flat, _ in given):
+        kinds.insert(0, "group_norm")
+    if all(x.ndim == 2 or not flat for flat, x in given):  # of a sequence, BatchNorm1d takes the steps for channels
+        kinds.insert(0 if len(given[0][1]) >= ENOUGH else len(kinds), "batch_norm")
+    return kinds
+
+
+def some(names: Sequence[str], rng: random.Random) -> list[str]:
+    """A random choice of names, in their order.
+
+    Args:
+        names: The names.
+        rng: The lot.
+
+    Returns:
+        From one of them to all.
+    """
+    chosen = set(rng.sample(range(len(names)), rng.randint(1, len(names))))
+    return [name for i, name in enumerate(names) if i in chosen]
+
+
+def _some_kind(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
+    names = [name for name in norms_of(patient.model) if kind_of(patient.model.get_submodule(name)) is not None]
+    if not names:
+        return None
+    return {"to": rng.choice((*KINDS_OF_NORM, "batch_renorm")), "layers": some(names, rng)}
+
+
+def _some_groups(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
+    grouped = {name: m for name, m in patient.model.named_modules() if name and isinstance(m, nn.GroupNorm)}
+    if not grouped:
+        return None
+    name = rng.choice(list(grouped))
+    channels = grouped[name].num_channels
+    numbers = [g for g in range(1, channels + 1) if channels % g == 0 and g != grouped[name].num_groups]
+    return {"groups": rng.choice(numbers), "layers": [name]} if numbers else None
+
+
+def _some_drop(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
+    names = norms_of(patient.model)
+    return {"layers": some(names, rng)} if names else None
+
+
+def _some_place(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
+    stops = bare_layers(patient)
+    kinds = _kinds_behind(stops)
+    return {"kind": rng.choice(kinds), "layers": some([stop.name for stop in stops], rng)} if kinds else None
+
+
+KINDS = {
+    "convert-norms": Kind(convert_norms, _tell_convert, _some_kind),
+    "fewer-groups": Kind(fewer_groups, _tell_fewer, _some_groups),
+    "drop-norms": Kind(drop_norms, _tell_drop, _some_drop),
+    "insert-norms": Kind(insert_norms, _tell_insert, _some_place),
+}
+
+ANSWERS = {
+    "small-batch-batchnorm": _alone,
+    "train-eval-gap": _alone,
+    "stale-running-stats": _alone,
+    "degenerate-normalization": _degenerate,
+    "vanishing-gradient": _insert,
+    "exploding-gradient": _insert,
+    "signal-collapse": _insert,
+    "saturated-units": _insert,
+}
