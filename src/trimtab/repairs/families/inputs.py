@@ -149,9 +149,8 @@ def _moments(setup: Setup, port: Port) -> tuple[Tensor, Tensor]:
     seen = Standardizer(feature_dim=port.axis if port.ndim > 2 else 1)
     for x in fed(setup, port):
         seen.partial_fit(torch.where(x.isfinite(), x, math.nan))
-    pair = np.nan_to_num(seen.mean_), np.where(seen.scale_ > 0, seen.scale_, 1.0)
-    mean, std = (torch.from_numpy(np.array(moment, dtype=np.float64)) for moment in pair)
-    return mean, std
+    mean, std = (torch.from_numpy(np.array(moment, dtype=np.float64)) for moment in (seen.mean_, seen.scale_))
+    return mean.nan_to_num(), torch.where(std > 0, std, 1.0)
 
 
 def _laid(moment: Tensor, port: Port) -> Tensor:

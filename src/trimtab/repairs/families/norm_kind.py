@@ -31,7 +31,11 @@ VALUES = 16
 ENOUGH = 16
 """Samples from which on a batch's statistics are worth having (Wu & He 2018)."""
 
-_RENORMS = {nn.BatchNorm1d: BatchRenorm1d, nn.BatchNorm2d: BatchRenorm2d, nn.BatchNorm3d: BatchRenorm3d}
+_RENORMS: dict[type[nn.Module], Any] = {
+    nn.BatchNorm1d: BatchRenorm1d,
+    nn.BatchNorm2d: BatchRenorm2d,
+    nn.BatchNorm3d: BatchRenorm3d,
+}
 
 
 def convert_norms(setup: Setup, *, to: str, layers: Sequence[str] | None = None) -> None:
@@ -59,7 +63,7 @@ def convert_norms(setup: Setup, *, to: str, layers: Sequence[str] | None = None)
 def _renormalize(setup: Setup, names: Sequence[str]) -> None:
     found = False
     for name in names:
-        old = setup.model.get_submodule(name)
+        old: Any = setup.model.get_submodule(name)
         kind = _RENORMS.get(type(old))
         if kind is None or old.running_mean is None:
             continue
@@ -239,7 +243,8 @@ def _tell_insert(*, kind: str, layers: Sequence[str]) -> Repair:
         )
     return Repair(
         f"put a {kind.replace('_', ' ')} behind {named(layers)}",
-        code + "    setattr(model.get_submodule(parent), child, torch.nn.Sequential(layer, norm))  # before the optimizer is made",
+        code
+        + "    setattr(model.get_submodule(parent), child, torch.nn.Sequential(layer, norm))  # before the optimizer is made",
     )
 
 
@@ -284,7 +289,8 @@ def _degenerate(finding: Finding, patient: Patient) -> Iterator[Change]:
     if grouped:
         norm: Any = patient.model.get_submodule(grouped[0])
         yield from (
-            Change("fewer-groups", {"groups": g, "layers": grouped}) for g in _numbers(norm.num_channels, norm.num_groups)
+            Change("fewer-groups", {"groups": g, "layers": grouped})
+            for g in _numbers(norm.num_channels, norm.num_groups)
         )
     yield Change("drop-norms", {"layers": layers})
 

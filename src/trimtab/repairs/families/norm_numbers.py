@@ -115,7 +115,7 @@ def _library_norm(module: nn.Module) -> nn.Module:
         new: Any = kind(len(weight), eps=max(eps, 1e-6))
         new.weight = weight
         if isinstance(new, nn.LayerNorm):
-            new.bias = bias
+            new.bias = bias  # type: ignore[assignment]
         with torch.no_grad():
             try:
                 if torch.allclose(new.float()(x), module(x.clone()).float(), atol=1e-2):
@@ -149,7 +149,7 @@ class _Recalibrate:
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if module.training:
-            module.statistics_are_new = torch.zeros_like(module.statistics_are_new)  # type: ignore[arg-type]
+            module.statistics_are_new = torch.zeros((), dtype=torch.bool)
         elif not module.statistics_are_new and not self.busy:
             self.busy = True
             try:
@@ -158,7 +158,7 @@ class _Recalibrate:
                     recalibrate(module, list(self._few()), forward=self.loss)
             finally:
                 self.busy = False
-            module.statistics_are_new = torch.ones_like(module.statistics_are_new)
+            module.statistics_are_new = torch.ones((), dtype=torch.bool)
 
     def _few(self) -> Iterator[Any]:
         from trimtab._unchanged import unchanged
@@ -187,7 +187,11 @@ def _eps_of(module: nn.Module) -> float | None:
 
 
 def _tell_momentum(*, momentum: float | None, layers: Sequence[str] | None = None) -> Repair:
-    meaning = "the plain mean of all batches" if momentum is None else f"momentum {momentum:g}, the weight of the newest batch"
+    meaning = (
+        "the plain mean of all batches"
+        if momentum is None
+        else f"momentum {momentum:g}, the weight of the newest batch"
+    )
     return Repair(
         f"let running statistics follow with {meaning}: {named(layers)}",
         _each(layers, "isinstance(module, torch.nn.modules.batchnorm._NormBase)", f"module.momentum = {momentum}"),
@@ -290,7 +294,11 @@ def _some_eps(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
 
 
 def _some_single(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
-    names = [n for n in _with_eps(patient.model) if kind_of(patient.model.get_submodule(n)) or is_row_norm(patient.model.get_submodule(n))]
+    names = [
+        n
+        for n in _with_eps(patient.model)
+        if kind_of(patient.model.get_submodule(n)) or is_row_norm(patient.model.get_submodule(n))
+    ]
     return {"layers": some(names, rng)} if names else None
 
 

@@ -62,8 +62,10 @@ def _mixed(batches: list[Any], generator: torch.Generator) -> Iterator[Any]:
             given[places[0]] = batches[places[0]]
             continue
         sizes = [len(next(tensors(batches[place]))) for place in places]
-        order = torch.randperm(sum(sizes), generator=generator).split(sizes)
-        columns = [torch.cat(column) for column in zip(*(list(tensors(batches[place])) for place in places), strict=True)]
+        order = torch.split(torch.randperm(sum(sizes), generator=generator), sizes)
+        columns = [
+            torch.cat(column) for column in zip(*(list(tensors(batches[place])) for place in places), strict=True)
+        ]
         for place, rows in zip(places, order, strict=True):
             given[place] = mapped(batches[place], _next_of(columns, rows))
     for place in range(len(batches)):
@@ -114,12 +116,12 @@ def _scatter(parts: list[Tensor]) -> float:
     if whole.is_floating_point():
         table = whole.double()[:, None]
     else:
-        classes = whole.unique()
+        classes = torch.unique(whole)
         if len(classes) > len(whole) // 4:
             return 0.0
         table = (whole[:, None] == classes).double()
     spread = table.var(0).sum()
-    means = torch.stack([part.mean(0) for part in table.split([len(part) for part in parts])])
+    means = torch.stack([part.mean(0) for part in torch.split(table, [len(part) for part in parts])])
     size = len(whole) / len(parts)
     return float(size * means.var(0).sum() / spread) if float(spread) > 0 else 0.0
 
