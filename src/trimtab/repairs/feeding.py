@@ -80,7 +80,7 @@ def ports(setup: Setup) -> list[Port]:
 
 
 def fed(setup: Setup, port: Port) -> list[Tensor]:
-    """What comes in at a port, as it is before any change of ours.
+    """What comes in at a port, with the changes made to it so far.
 
     Args:
         setup: The setup.
@@ -281,7 +281,7 @@ def _entrance(setup: Setup, batch: Any) -> tuple[str, list[Tensor]]:
             found.append((names[module], [t.detach().clone() for t in floating]))
             raise _Heard
 
-    handles = [module.register_forward_pre_hook(hear, prepend=True, with_kwargs=True) for module in names]
+    handles = [module.register_forward_pre_hook(hear, with_kwargs=True) for module in names]
     try:
         setup.loss(setup.model, own(batch))
     except _Heard:

@@ -20,6 +20,10 @@ from trimtab.repairs.walking import Stop, is_weight, walk
 from trimtab.report import Finding, Repair
 
 
+FOLLOWS = 0.01
+"""Momentum from which on running statistics follow within a few hundred steps."""
+
+
 def train_mode(setup: Setup) -> None:
     """Put the model into training mode at the start of each step, and wherever a step computes with gradients.
 
@@ -149,7 +153,8 @@ def in_front_of_norms(patient: Patient) -> list[str]:
 
 
 def _modes(finding: Finding, patient: Patient) -> Iterator[Change]:
-    if "loop" in finding.where or finding.code == "stale-running-stats":
+    momenta = [m.momentum for m in patient.model.modules() if isinstance(m, _BatchNorm)]
+    if "loop" in finding.where or all(m is None or m >= FOLLOWS for m in momenta):  # else they lag in any mode
         yield Change("train-mode")
 
 
@@ -176,9 +181,4 @@ KINDS = {
 }
 
 
-def _both(finding: Finding, patient: Patient) -> Iterator[Change]:
-    yield from _modes(finding, patient)
-    yield from _dropout(finding, patient)
-
-
-ANSWERS = {"stale-running-stats": _modes, "train-eval-gap": _both}
+ANSWERS = {"stale-running-stats": _modes, "train-eval-gap": _dropout}

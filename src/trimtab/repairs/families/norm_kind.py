@@ -273,7 +273,8 @@ def _alone(finding: Finding, patient: Patient) -> Iterator[Change]:
         return
     with_layers: dict[str, Any] = {} if layers is None else {"layers": layers}
     first = ("group_norm", "layer_norm") if _convolves(patient.model) else ("layer_norm", "group_norm")
-    for to in (*first, "batch_renorm"):
+    many = {"small-batch-batchnorm": 3, "train-eval-gap": 2}.get(finding.code, 1)  # others are mended by less
+    for to in (*first, "batch_renorm")[:many]:
         yield Change("convert-norms", {"to": to, **with_layers})
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a normalization: momentum, eps, precision, exact statistics, statistics without padding."""
+"""The numbers of a normalization: momentum, eps, gains, precision, exact statistics."""
 
 import math
 import random
@@ -35,6 +35,9 @@ HALF_EPS = (1e-3, 1e-5)
 GUARD = 100
 """An eps is to be so much smaller than the variance that it guards."""
 
+DECADES = 4
+"""A random eps lies within so many decades of the user's."""
+
 _EPS = ("eps", "epsilon", "variance_epsilon")
 
 
@@ -68,6 +71,20 @@ def set_eps(setup: Setup, *, eps: float, layers: Sequence[str]) -> None:
                 changed = True
     if not changed:
         raise RepairError(f"none of the modules has an eps other than {eps:g}")
+
+
+def set_gains(setup: Setup, *, gain: float, layers: Sequence[str] | None = None) -> None:
+    """Let normalizations begin with another gain.
+
+    Raises:
+        RepairError: None has a gain, or all have this one.
+    """
+    changed = False
+    for module in _with_gain(setup.model, layers).values():
+        changed |= not bool((module.weight == gain).all())
+        nn.init.constant_(module.weight, gain)
+    if not changed:
+        raise RepairError(f"no normalization has a gain other than {gain:g}")
 
 
 def in_single(setup: Setup, *, layers: Sequence[str]) -> None:
@@ -179,6 +196,13 @@ def _tracking(model: nn.Module, layers: Sequence[str] | None) -> Iterator[Any]:
             yield module
 
 
+def _with_gain(model: nn.Module, layers: Sequence[str] | None) -> dict[str, Any]:
+    """Normalizations that have a gain, by name."""
+    named_ones: dict[str, Any] = dict(model.named_modules())
+    names = [name for name in norms_of(model) if layers is None or name in layers]
+    return {n: named_ones[n] for n in names if isinstance(getattr(named_ones[n], "weight", None), Tensor)}
+
+
 def _eps_of(module: nn.Module) -> float | None:
     return next((v for a in _EPS if isinstance(v := getattr(module, a, None), float)), None)
 
@@ -205,6 +229,13 @@ def _tell_eps(*, eps: float, layers: Sequence[str]) -> Repair:
     )
 
 
+def _tell_gains(*, gain: float, layers: Sequence[str] | None = None) -> Repair:
+    return Repair(
+        f"let the normalization begin with a gain of {gain:g}: {named(layers)}",
+        _each(layers, _IS_NORM, f"torch.nn.init.constant_(module.weight, {gain:g})"),
+    )
+
+
 def _tell_single(*, layers: Sequence[str]) -> Repair:
     return Repair(
         f"compute the normalization in single precision: {named(layers)}",
@@ -225,6 +256,9 @@ def _tell_recalibrate(*, batches: int = BATCHES) -> Repair:
     )
 
 
+_IS_NORM = "'norm' in type(module).__name__.lower() and getattr(module, 'weight', None) is not None"
+
+
 def _each(layers: Sequence[str] | None, which: str, what: str) -> str:
     if layers is None:
         return f"for module in model.modules():\n    if {which}:\n        {what}"
@@ -236,11 +270,14 @@ def _each(layers: Sequence[str] | None, which: str, what: str) -> str:
 
 def _momentum(finding: Finding, patient: Patient) -> Iterator[Change]:
     """The usual one where it is far from that, or the other convention's; statistics without one; exact ones."""
-    layers = batch_norms(finding, patient)
-    held = {m.momentum for m in _tracking(patient.model, layers)}
+    held = {m.momentum for m in _tracking(patient.model, batch_norms(finding, patient))}
     if not held:
         return
-    only: dict[str, Any] = {} if layers is None else {"layers": layers}
+    every = {name: m for name, m in patient.model.named_modules() if m in set(_tracking(patient.model, None))}
+    alike = [
+        name for name, m in every.items() if m.momentum in held
+    ]  # what a finding has not named may follow no better
+    only: dict[str, Any] = {} if len(alike) == len(every) else {"layers": alike}
     other = {round(1 - m, 6) for m in held if m is not None and HASTY <= m < 1}
     for momentum in dict.fromkeys((*sorted(other), USUAL)):
         yield Change("set-momentum", {"momentum": momentum, **only})
@@ -264,6 +301,13 @@ def _precision(finding: Finding, patient: Patient) -> Iterator[Change]:
         if eps > now:
             yield Change("set-eps", {"eps": eps, "layers": names})
     yield Change("in-single-precision", {"layers": names})
+
+
+def _gains(finding: Finding, patient: Patient) -> Iterator[Change]:
+    """Gains of one where they are all zero, and nothing gets through."""
+    zero = [name for name, m in _with_gain(patient.model, None).items() if not bool(m.weight.any())]
+    if zero:
+        yield Change("set-gains", {"gain": 1.0, "layers": zero})
 
 
 def _given_to(patient: Patient, names: Sequence[str]) -> list[Stop]:
@@ -290,7 +334,16 @@ def _some_momentum(patient: Patient, rng: random.Random) -> dict[str, Any] | Non
 
 def _some_eps(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
     names = _with_eps(patient.model)
-    return {"eps": float(f"{10 ** rng.uniform(-12, 0):.3g}"), "layers": some(names, rng)} if names else None
+    if not names:
+        return None
+    chosen = some(names, rng)
+    now = _eps_of(patient.model.get_submodule(chosen[0])) or 1e-5
+    return {"eps": float(f"{now * 10 ** rng.uniform(-DECADES, DECADES):.3g}"), "layers": chosen}
+
+
+def _some_gain(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
+    names = list(_with_gain(patient.model, None))
+    return {"gain": float(f"{10 ** rng.uniform(-2, 1):.3g}"), "layers": some(names, rng)} if names else None
 
 
 def _some_single(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
@@ -314,6 +367,7 @@ def _if_tracking(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
 KINDS = {
     "set-momentum": Kind(set_momentum, _tell_momentum, _some_momentum),
     "set-eps": Kind(set_eps, _tell_eps, _some_eps),
+    "set-gains": Kind(set_gains, _tell_gains, _some_gain),
     "in-single-precision": Kind(in_single, _tell_single, _some_single),
     "recalibrate": Kind(recalibrate_first, _tell_recalibrate, _if_tracking),
 }
@@ -322,4 +376,7 @@ ANSWERS = {
     "stale-running-stats": _momentum,
     "train-eval-gap": _momentum,
     "norm-precision": _precision,
+    "vanishing-gradient": _gains,
+    "signal-collapse": _gains,
+    "frozen-parameters": _gains,
 }

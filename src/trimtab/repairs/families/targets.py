@@ -61,12 +61,11 @@ def reshape_targets(setup: Setup) -> None:
     found = _unlike(setup)
     assert found.answer is not None
     shape = found.answer.shape[1:]
-    batch = first_pass(setup, 1)[0]
     change_batches(
         setup,
         lambda batches: (with_entry(batch, found.entry, lambda t: t.reshape(len(t), *shape)) for batch in batches),
     )
-    _refuse_useless(loss_of(setup, batch), loss_of(setup, first_pass(setup, 1)[0]))
+    loss_of(setup, first_pass(setup, 1)[0])  # refuses where the loss cannot do with it
 
 
 def reshape_answers(setup: Setup) -> None:
@@ -148,11 +147,6 @@ def _unlike(setup: Setup) -> Compared:
     if answer.shape == found.target.shape or answer.numel() != found.target.numel() or len(answer) != len(found.target):
         raise RepairError("answers and targets have the same shape, or no shape in common")
     return found
-
-
-def _refuse_useless(before: float, after: float) -> None:
-    if before == after:
-        raise RepairError("the loss is the same for either shape")
 
 
 # How it is told --------------------------------------------------------------------------------------------------------
