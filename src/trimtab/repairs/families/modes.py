@@ -19,7 +19,6 @@ from trimtab.repairs.surgery import replace_module
 from trimtab.repairs.walking import Stop, is_weight, walk
 from trimtab.report import Finding, Repair
 
-
 FOLLOWS = 0.01
 """Momentum from which on running statistics follow within a few hundred steps."""
 
