@@ -351,7 +351,7 @@ def test_the_plain_step_is_the_same_step():
     plain, changed = setup_of(dense()), None
     changed = copy.deepcopy(plain)
     Change("train-mode").apply(changed)
-    assert [float(a) for a in plain.train(4)] == [float(b) for b in changed.train(4)]
+    assert [a.item() for a in plain.train(4)] == [b.item() for b in changed.train(4)]
 
 
 def dropped(last=0.0):
