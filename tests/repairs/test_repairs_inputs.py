@@ -161,7 +161,7 @@ def test_missing_cells_get_the_mean_of_their_column_and_nothing_else_moves():
     x = table()
     x[3, 1], x[40, 2], x[41, 2] = torch.nan, torch.inf, -torch.inf
     setup = setup_of(Recorded(), x)
-    change = Change("fill-inputs")
+    change = Change("missing-values", {"how": "mean"})
     change.apply(setup)
     got, fine = fed_by(setup, x), x.isfinite()
     assert torch.equal(got[fine], x[fine])
@@ -173,11 +173,23 @@ def test_missing_cells_get_the_mean_of_their_column_and_nothing_else_moves():
     torch.testing.assert_close(told.seen, got, rtol=1e-5, atol=1e-6)
 
 
+def test_missing_cells_can_be_zero():
+    x = table()
+    x[3, 1] = torch.nan
+    setup = setup_of(Recorded(), x)
+    change = Change("missing-values", {"how": "zero"})
+    change.apply(setup)
+    told = code_of(change, x, Recorded())
+    told(x)
+    for got in (fed_by(setup, x), told.seen):
+        assert torch.equal(got, x.nan_to_num(0.0))
+
+
 def test_samples_with_holes_are_left_out_of_training_only():
     x = table()
     x[3, 1] = torch.nan
     setup = setup_of(Recorded(), x)
-    Change("drop-nonfinite").apply(setup)
+    Change("missing-values", {"how": "drop"}).apply(setup)
     sizes = [len(batch[0]) for batch in setup.batches()]
     assert sizes == [23, 24, 24, 24]
     assert all(len(a) == len(b) and a.isfinite().all() for a, b in setup.batches())
@@ -198,7 +210,7 @@ def test_scale_and_clip_are_what_they_say(run):
 
 
 def test_two_changes_of_one_input_follow_each_other(run):
-    Change("fill-inputs").apply(run)
+    Change("missing-values", {"how": "mean"}).apply(run)
     Change("standardize-inputs").apply(run)
     Change("standardize-inputs").apply(run)
     torch.testing.assert_close(fed_by(run, table()).std(0, correction=0), torch.ones(4), rtol=1e-4, atol=0)
@@ -218,11 +230,11 @@ def test_tokens_are_no_input_to_be_standardized():
     tokens = torch.arange(24).view(12, 2)
     model = nn.Sequential(nn.Embedding(24, 3), nn.Flatten(), nn.Linear(6, 1))
     setup = setup_of(model, tokens, size=6)
-    for kind in ("standardize-inputs", "whiten-inputs", "fill-inputs"):
+    for kind, settings in (("standardize-inputs", {}), ("whiten-inputs", {}), ("missing-values", {"how": "zero"})):
         with pytest.raises(RepairError, match="floating"):
-            Change(kind).apply(setup)
+            Change(kind, settings).apply(setup)
     with pytest.raises(RepairError, match="finite"):
-        Change("drop-nonfinite").apply(setup)
+        Change("missing-values", {"how": "drop"}).apply(setup)
 
 
 def test_only_a_table_is_whitened():
@@ -236,8 +248,8 @@ def test_only_a_table_is_whitened():
     [
         ("unscaled-inputs", "standardize-inputs"),
         ("ill-conditioned", "whiten-inputs"),
-        ("nonfinite-data", "fill-inputs"),
-        ("nonfinite-loss", "fill-inputs"),
+        ("nonfinite-data", "missing-values"),
+        ("nonfinite-loss", "missing-values"),
     ],
 )
 def test_the_first_answer(code, first):
@@ -259,7 +271,7 @@ def test_draws_apply_and_differ():
     patient = Patient(lambda: setup_of(Recorded(), table()))
     for name, kind in inputs.KINDS.items():
         drawn = [kind.sample(patient, random.Random(seed)) for seed in range(6)]
-        if name in ("fill-inputs", "drop-nonfinite"):
+        if name == "missing-values":
             assert drawn == [None] * 6  # there is nothing to fill
             continue
         assert all(patient.takes(Change(name, settings)) for settings in drawn)

@@ -446,7 +446,7 @@ def test_precision_is_answered_by_what_half_holds_and_a_heavy_eps_by_the_varianc
     (change,) = first_answers("norm-precision", weak, "1")
     model = weak().model
     z = model[0](data()[0][:16])
-    assert change.settings["eps"] < float(z.var(-1, correction=0).mean()) / 90
+    assert change.settings["eps"] < z.var(-1, correction=0).mean().item() / 90
 
 
 def test_zero_gains_are_answered_by_gains_of_one():

@@ -107,14 +107,14 @@ def test_a_broadcast_loss_becomes_that_of_pairs(flat_target):
         if flat_target
         else (lambda m, b: ((m(b["x"])[:, 0] - b["y"]) ** 2).mean())
     )
-    for kind in ("reshape-targets", "reshape-answers"):
+    for what in ("targets", "answers"):
         setup = setup_of(x, y.squeeze(1) if flat_target else y, loss=stray)
         if not flat_target:  # the model's own answers are (N, 1) as the targets are: only the loss knows better
             with pytest.raises(RepairError, match="same shape"):
-                Change(kind).apply(setup)
+                Change("match-shapes", {"change": what}).apply(setup)
             continue
         pairs = F.mse_loss(setup.model(x[:20]), y[:20])
-        Change(kind).apply(setup)
+        Change("match-shapes", {"change": what}).apply(setup)
         batch = next(iter(setup.batches()))
         torch.testing.assert_close(setup.loss(setup.model, batch), pairs)
 
@@ -122,20 +122,20 @@ def test_a_broadcast_loss_becomes_that_of_pairs(flat_target):
 def test_answers_keep_their_shape_in_evaluation():
     x, y = data()
     setup = setup_of(x, y.squeeze(1), loss=lambda m, b: ((m(b["x"]) - b["y"]) ** 2).mean())
-    Change("reshape-answers").apply(setup)
+    Change("match-shapes", {"change": "answers"}).apply(setup)
     assert setup.model(x).shape == (60,)
     assert setup.model.eval()(x).shape == (60, 1)
 
 
 def test_shapes_that_fit_are_left_alone():
     setup = setup_of(*data())
-    for kind in ("reshape-targets", "reshape-answers"):
+    for what in ("targets", "answers"):
         with pytest.raises(RepairError, match="same shape"):
-            Change(kind).apply(setup)
+            Change("match-shapes", {"change": what}).apply(setup)
 
 
 @pytest.mark.parametrize(
-    ("code", "first"), [("unscaled-targets", "standardize-targets"), ("broadcast-loss", "reshape-targets")]
+    ("code", "first"), [("unscaled-targets", "standardize-targets"), ("broadcast-loss", "match-shapes")]
 )
 def test_the_first_answer(code, first):
     x, y = data()
@@ -148,7 +148,7 @@ def test_draws_of_targets_apply():
     patient = Patient(lambda: setup_of(*data()))
     for name, kind in targets.KINDS.items():
         settings = kind.sample(patient, random.Random(1))
-        assert (settings is None) == name.startswith("reshape")
+        assert (settings is None) == (name == "match-shapes")
         assert settings is None or patient.takes(Change(name, settings))
 
 

@@ -69,10 +69,28 @@ def scale_inputs(setup: Setup, *, factor: float, index: int = 0) -> None:
     change_input(setup, _port(setup, index), "scale", {"factor": torch.tensor(factor)}, _scaled)
 
 
-def fill_inputs(setup: Setup, *, index: int = 0) -> None:
-    """Put the mean of its feature in the place of what is no number."""
+def missing_values(setup: Setup, *, how: str, index: int = 0) -> None:
+    """Put a number in the place of what is none, in the model; or leave such samples out of training.
+
+    Raises:
+        RepairError: The model is not given floating data; or no sample is to be left out, or tensors of a batch do not share the axis
+            of the samples.
+    """
+    if how == "drop":
+        _drop(setup)
+        return
     port = _port(setup, index)
-    change_input(setup, port, "fill", {"mean": _laid(_moments(setup, port)[0], port)}, _filled)
+    mean = _moments(setup, port)[0]
+    change_input(setup, port, "fill", {"mean": _laid(mean if how == "mean" else torch.zeros_like(mean), port)}, _filled)
+
+
+def _drop(setup: Setup) -> None:
+    batches = first_pass(setup)
+    if not any(_holds_nonfinite(batch) for batch in batches):
+        raise RepairError("the batches hold finite numbers only")
+    if any(len({len(t) if t.ndim else None for t in tensors(batch)}) != 1 for batch in batches):
+        raise RepairError("the tensors of a batch have no common axis of samples")
+    change_batches(setup, lambda batches: (kept for batch in batches if (kept := _finite_samples(batch)) is not None))
 
 
 def clip_inputs(setup: Setup, *, spreads: float, index: int = 0) -> None:
@@ -80,20 +98,6 @@ def clip_inputs(setup: Setup, *, spreads: float, index: int = 0) -> None:
     port = _port(setup, index)
     mean, std = (_laid(moment, port) for moment in _moments(setup, port))
     change_input(setup, port, "clip", {"low": mean - spreads * std, "high": mean + spreads * std}, _clipped)
-
-
-def drop_nonfinite(setup: Setup) -> None:
-    """Leave out training samples with values that are no numbers.
-
-    Raises:
-        RepairError: None of the first batches has any, or their tensors do not share the axis of the samples.
-    """
-    batches = first_pass(setup)
-    if not any(_holds_nonfinite(batch) for batch in batches):
-        raise RepairError("the batches hold finite numbers only")
-    if any(len({len(t) if t.ndim else None for t in tensors(batch)}) != 1 for batch in batches):
-        raise RepairError("the tensors of a batch have no common axis of samples")
-    change_batches(setup, lambda batches: (kept for batch in batches if (kept := _finite_samples(batch)) is not None))
 
 
 # What is done to a tensor ----------------------------------------------------------------------------------------------
@@ -208,13 +212,19 @@ def _tell_scale(*, factor: float, index: int = 0) -> Repair:
     return _told(f"multiply the inputs by {factor:g}, inside the model", "", "", f"{factor:g} * {{x}}", index)
 
 
-def _tell_fill(*, index: int = 0) -> Repair:
+def _tell_missing(*, how: str, index: int = 0) -> Repair:
+    if how == "drop":
+        return Repair(
+            "leave out training samples with NaN or infinite values",
+            "good = torch.isfinite(x_train).flatten(1).all(1)\nx_train, y_train = x_train[good], y_train[good]",
+        )
+    axes = "axes = [a for a in range(x_train.ndim) if a != 1]  # features on axis 1\n"
+    mean = "mean = torch.where(x_train.isfinite(), x_train, torch.nan).nanmean(axes, keepdim=True).nan_to_num()\n"
     return _told(
-        "fill what is NaN or infinite in the inputs with the mean of its feature, inside the model",
-        "axes = [a for a in range(x_train.ndim) if a != 1]  # features on axis 1\n"
-        "mean = torch.where(x_train.isfinite(), x_train, torch.nan).nanmean(axes, keepdim=True).nan_to_num()\n",
-        "mean",
-        "torch.where({x}.isfinite(), {x}, module.input_mean)",
+        f"fill what is NaN or infinite in the inputs with {'the mean of its feature' if how == 'mean' else 'zero'}, inside the model",
+        axes + mean if how == "mean" else "",
+        "mean" if how == "mean" else "",
+        f"torch.where({{x}}.isfinite(), {{x}}, {'module.input_mean' if how == 'mean' else '0.0'})",
         index,
     )
 
@@ -226,13 +236,6 @@ def _tell_clip(*, spreads: float, index: int = 0) -> Repair:
         "low high",
         "{x}.clamp(module.input_low, module.input_high)",
         index,
-    )
-
-
-def _tell_drop() -> Repair:
-    return Repair(
-        "leave out training samples with NaN or infinite values",
-        "good = torch.isfinite(x_train).flatten(1).all(1)\nx_train, y_train = x_train[good], y_train[good]",
     )
 
 
@@ -270,8 +273,8 @@ def _fill(finding: Finding, patient: Patient) -> Iterator[Change]:
     if finding.code == "nonfinite-loss" and not any(map(_holds_nonfinite, first_pass(patient.setup))):
         return
     for index, _ in _worst_first(patient):
-        yield Change("fill-inputs", {"index": index})
-    yield Change("drop-nonfinite")
+        yield Change("missing-values", {"how": "mean", "index": index})
+    yield Change("missing-values", {"how": "drop"})
 
 
 def _some_input(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
@@ -295,20 +298,18 @@ def _some_spreads(patient: Patient, rng: random.Random) -> dict[str, Any] | None
 
 
 def _if_nonfinite(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
-    return _some_input(patient, rng) if any(map(_holds_nonfinite, first_pass(patient.setup))) else None
-
-
-def _if_droppable(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
-    return {} if any(map(_holds_nonfinite, first_pass(patient.setup))) else None
+    if not any(map(_holds_nonfinite, first_pass(patient.setup))):
+        return None
+    place = _some_input(patient, rng)
+    return {"how": "drop"} if place is None else {**place, "how": rng.choice(("mean", "zero", "drop"))}
 
 
 KINDS = {
     "standardize-inputs": Kind(standardize_inputs, _tell_standardize, _some_input),
     "whiten-inputs": Kind(whiten_inputs, _tell_whiten, _some_whitening),
     "scale-inputs": Kind(scale_inputs, _tell_scale, _some_factor),
-    "fill-inputs": Kind(fill_inputs, _tell_fill, _if_nonfinite),
+    "missing-values": Kind(missing_values, _tell_missing, _if_nonfinite),
     "clip-inputs": Kind(clip_inputs, _tell_clip, _some_spreads),
-    "drop-nonfinite": Kind(drop_nonfinite, _tell_drop, _if_droppable),
 }
 
 ANSWERS = {

@@ -17,6 +17,9 @@ from trimtab.repairs.feeding import Compared, change_batches, compared, first_pa
 from trimtab.repairs.patient import Patient
 from trimtab.report import Finding, Repair
 
+CHANGES = ("targets", "answers")
+"""What is laid out anew where shapes differ."""
+
 DECADES = 2
 """A random factor lies within so many decades of one."""
 
@@ -52,30 +55,22 @@ def scale_outputs(setup: Setup) -> None:
     _answer_in(setup, mean, std, always=True)
 
 
-def reshape_targets(setup: Setup) -> None:
-    """Give the targets of the batches the shape of the answers.
+def match_shapes(setup: Setup, *, change: str) -> None:
+    """Give the targets of the batches the shape of the answers, or answers in training that of the targets.
 
     Raises:
         RepairError: They have as many values and the same shape, or other numbers of values.
     """
     found = _unlike(setup)
-    assert found.answer is not None
+    if change == "answers" or found.answer is None:
+        setup.model.register_forward_hook(_Shaped(tuple(found.target.shape[1:])))
+        return
     shape = found.answer.shape[1:]
     change_batches(
         setup,
         lambda batches: (with_entry(batch, found.entry, lambda t: t.reshape(len(t), *shape)) for batch in batches),
     )
     loss_of(setup, first_pass(setup, 1)[0])  # refuses where the loss cannot do with it
-
-
-def reshape_answers(setup: Setup) -> None:
-    """Give the model's answers in training the shape of the targets.
-
-    Raises:
-        RepairError: They have as many values and the same shape, or other numbers of values.
-    """
-    found = _unlike(setup)
-    setup.model.register_forward_hook(_Shaped(tuple(found.target.shape[1:])))
 
 
 @dataclass
@@ -183,17 +178,15 @@ def _tell_outputs() -> Repair:
     )
 
 
-def _tell_reshape_targets() -> Repair:
+def _tell_shapes(*, change: str) -> Repair:
+    if change == "answers":
+        return Repair(
+            "give the model's answers the shape of the targets in the loss",
+            "prediction = model(x).reshape(y.shape)",
+        )
     return Repair(
         "give the targets the shape of the model's answers",
         "y = y.reshape(model(x).shape)  # in the loss, before it compares them",
-    )
-
-
-def _tell_reshape_answers() -> Repair:
-    return Repair(
-        "give the model's answers the shape of the targets in the loss",
-        "prediction = model(x).reshape(y.shape)",
     )
 
 
@@ -213,8 +206,7 @@ def _scale(finding: Finding, patient: Patient) -> Iterator[Change]:
 
 
 def _reshape(finding: Finding, patient: Patient) -> Iterator[Change]:
-    yield Change("reshape-targets")
-    yield Change("reshape-answers")
+    yield from (Change("match-shapes", {"change": what}) for what in CHANGES)
 
 
 def _if_compared(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
@@ -236,15 +228,14 @@ def _if_unlike(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
         _unlike(patient.setup)
     except RepairError:
         return None
-    return {}
+    return {"change": rng.choice(CHANGES)}
 
 
 KINDS = {
     "standardize-targets": Kind(standardize_targets, _tell_standardize, _if_compared),
     "scale-targets": Kind(scale_targets, _tell_scale, _some_factor),
     "scale-outputs": Kind(scale_outputs, _tell_outputs, _if_compared),
-    "reshape-targets": Kind(reshape_targets, _tell_reshape_targets, _if_unlike),
-    "reshape-answers": Kind(reshape_answers, _tell_reshape_answers, _if_unlike),
+    "match-shapes": Kind(match_shapes, _tell_shapes, _if_unlike),
 }
 
 ANSWERS = {
