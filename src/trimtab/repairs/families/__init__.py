@@ -6,7 +6,16 @@ A file here has `KINDS`, the kinds of change by name, and `ANSWERS`, what to try
 from types import ModuleType
 
 from trimtab.repairs.change import Answer, Family, Kind
-from trimtab.repairs.families import inputs, learning_rate, modes, norm_kind, norm_numbers, sample_order, targets
+from trimtab.repairs.families import (
+    inputs,
+    learning_rate,
+    modes,
+    norm_kind,
+    norm_numbers,
+    padding,
+    sample_order,
+    targets,
+)
 
 
 def _family(name: str, *files: ModuleType) -> Family:
@@ -21,7 +30,7 @@ def _family(name: str, *files: ModuleType) -> Family:
 
 FAMILIES = (
     _family("data", inputs, targets, sample_order),
-    _family("normalization", modes, norm_numbers, norm_kind),
+    _family("normalization", modes, norm_numbers, norm_kind, padding),
     _family("optimizer", learning_rate),
 )
 """In the order of trying: data and loop before model, model before optimizer."""
