@@ -13,7 +13,7 @@ from trimtab._setup import Setup
 from trimtab.errors import RepairError
 from trimtab.norms import ChannelLayerNorm
 from trimtab.repairs.change import Change, answers_to
-from trimtab.repairs.families import modes, norm_kind, norm_numbers
+from trimtab.repairs.families import modes, norm_insertion, norm_kind, norm_numbers, norm_precision
 from trimtab.repairs.patient import Patient
 from trimtab.report import Finding
 
@@ -161,7 +161,7 @@ def test_an_inserted_norm_follows_its_layer_and_is_trained(kind):
 def test_a_convolution_is_followed_by_groups_of_channels():
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(72, 3))
     setup = setup_of(model, x=torch.randn(16, 1, 5, 5), size=8)
-    stops = norm_kind.bare_layers(Patient(lambda: setup))
+    stops = norm_insertion.bare_layers(Patient(lambda: setup))
     assert [stop.name for stop in stops] == ["0"]
     change = Change("insert-norms", {"kind": "group_norm", "layers": ["0"]})
     change.apply(setup)
@@ -471,7 +471,7 @@ def test_a_deep_plain_net_is_answered_by_norms_behind_its_layers():
 
 def test_draws_of_norms_can_be_made_or_say_why_not():
     patient = Patient(lambda: setup_of(dropped()))
-    for family in (norm_kind, norm_numbers, modes):
+    for family in (norm_kind, norm_insertion, norm_numbers, norm_precision, modes):
         for name, kind in family.KINDS.items():
             drawn = [s for seed in range(5) if (s := kind.sample(patient, random.Random(seed))) is not None]
             assert bool(drawn) == (name != "fewer-groups")

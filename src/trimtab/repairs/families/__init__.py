@@ -10,8 +10,10 @@ from trimtab.repairs.families import (
     inputs,
     learning_rate,
     modes,
+    norm_insertion,
     norm_kind,
     norm_numbers,
+    norm_precision,
     padding,
     sample_order,
     targets,
@@ -30,7 +32,7 @@ def _family(name: str, *files: ModuleType) -> Family:
 
 FAMILIES = (
     _family("data", inputs, targets, sample_order),
-    _family("normalization", modes, norm_numbers, norm_kind, padding),
+    _family("normalization", modes, norm_numbers, norm_precision, norm_kind, norm_insertion, padding),
     _family("optimizer", learning_rate),
 )
 """In the order of trying: data and loop before model, model before optimizer."""

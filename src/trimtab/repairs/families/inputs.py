@@ -25,8 +25,6 @@ FLOORS = (1e-8, 1e-4)
 """Variances, over the largest of the standardized inputs, under which a direction is not stretched to full size: rounding of single
 precision has a variance of about 1e-14; what is below the noise of the data is not worth having."""
 
-SPREADS = (5.0,)
-"""Standard deviations beyond which a value is clipped."""
 
 DECADES = 2
 """A random factor lies within so many decades of one."""
