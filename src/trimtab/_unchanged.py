@@ -45,6 +45,8 @@ class Kept:
 
     def add_used_by(self, function: Any) -> None:
         """Keep the modules, data and generators that a plain function takes from around it: `lambda: loader`."""
+        if hasattr(function, "__wrapped__"):
+            self.add_used_by(function.__wrapped__)
         try:
             around = inspect.getclosurevars(function)
         except (TypeError, ValueError):  # a method, a partial, a class: it does not say what it uses

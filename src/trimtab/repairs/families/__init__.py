@@ -13,12 +13,21 @@ from trimtab.repairs.families import (
     clipping,
     critic,
     decay,
+    inputs,
     learning_rate,
     loop,
+    modes,
+    norm_insertion,
+    norm_kind,
+    norm_numbers,
+    norm_precision,
     outputs,
+    padding,
     placement,
     recurrent,
+    sample_order,
     starts,
+    targets,
     weights,
 )
 
@@ -34,7 +43,9 @@ def _family(name: str, *files: ModuleType) -> Family:
 
 
 FAMILIES = (
+    _family("data", inputs, targets, sample_order),
     _family("initialization", starts, weights, recurrent),
+    _family("normalization", modes, norm_numbers, norm_precision, norm_kind, norm_insertion, padding),
     _family("architecture", activations, branches, placement, attention, outputs),
     _family("training", loop, critic, learning_rate, clipping, decay),
 )
