@@ -64,7 +64,12 @@ def repair(
         SetupError: The factory gives no setup, or its batches cannot be used.
         StepError: A loss is not a scalar tensor.
     """
-    _refuse_wrong(make_setup, seeds, budget)
+    if not callable(make_setup):
+        raise UsageError(
+            f"make_setup must be a function of a seed that gives a fresh Setup, but it is a {type(make_setup).__name__}; "
+            "a Setup itself can be trained once only"
+        )
+    refuse_wrong(seeds, budget)
     from trimtab.repairs.showing import shown  # rich is loaded where it is used
 
     with unchanged():
@@ -72,11 +77,19 @@ def repair(
     allowed = int(budget * run_steps)
     with shown(progress, allowed) as told:
         running = Running(make_setup, executor or local_executor(), Journal(journal, _name(make_setup)), told)
-        return _Repair(make_setup, running, run_steps, allowed, propose).prescribe(seeds, ignore)
+        return Prescriber(make_setup, running, run_steps, allowed, propose).prescribe(seeds, ignore)
 
 
-class _Repair:
-    """One repair on its way."""
+class Prescriber:
+    """One repair on its way.
+
+    Args:
+        make_setup: Gives the run fresh, to look at.
+        running: Does the runs.
+        run_steps: Training steps of one.
+        allowed: Training steps that all may take.
+        propose: What to try against a root cause.
+    """
 
     def __init__(self, make_setup: MakeSetup, running: Running, run_steps: int, allowed: int, propose: Propose) -> None:
         self._make, self._running, self._propose = make_setup, running, propose
@@ -84,8 +97,17 @@ class _Repair:
         self._patients: dict[tuple[str, ...], Patient] = {}
 
     def prescribe(self, seeds: int, ignore: Sequence[str]) -> Prescription:
+        """Diagnose, search and prove.
+
+        Args:
+            seeds: Of a proof.
+            ignore: Findings to leave alone.
+
+        Returns:
+            The prescription.
+        """
         first = self._running.run([Job((), 0, watched=True)])[0]
-        diagnosis = _without(first.diagnosis or Diagnosis(), ignore)
+        diagnosis = _without(Diagnosis() if first.diagnosis is None else first.diagnosis, ignore)
         measure = "loss" if self._patient(()).setup.evaluate is None else "evaluate"
         trials: list[Trial] = []
         if grave(diagnosis):
@@ -240,12 +262,16 @@ def _name(make_setup: MakeSetup) -> str:
     return getattr(make_setup, "__qualname__", None) or repr(make_setup)
 
 
-def _refuse_wrong(make_setup: MakeSetup, seeds: int, budget: float) -> None:
-    if not callable(make_setup):
-        raise UsageError(
-            f"make_setup must be a function of a seed that gives a fresh Setup, but it is a {type(make_setup).__name__}; "
-            "a Setup itself can be trained once only"
-        )
+def refuse_wrong(seeds: int, budget: float) -> None:
+    """Refuse what no repair could be proved with.
+
+    Args:
+        seeds: Seeds of a proof.
+        budget: Training runs.
+
+    Raises:
+        UsageError: One seed has no spread, or there is no room for a proof.
+    """
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 2:
         raise UsageError(f"seeds must be a whole number of at least 2, but it is {seeds!r}: one seed has no spread")
     least = 1 + 1 + 3 * seeds
@@ -255,4 +281,4 @@ def _refuse_wrong(make_setup: MakeSetup, seeds: int, budget: float) -> None:
         )
 
 
-__all__ = ["BUDGET", "RepairError", "repair"]
+__all__ = ["BUDGET", "Prescriber", "RepairError", "refuse_wrong", "repair"]
