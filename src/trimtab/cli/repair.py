@@ -175,11 +175,11 @@ def _client(address: str) -> Iterator[Any]:
     except ImportError as error:
         raise UsageError("--dask needs distributed: pip install 'trimtab[dask]'") from error
     try:
-        client = Client(address, timeout="15s")
+        client = Client(address, timeout="15s")  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise UsageError(f"no Dask scheduler answers at {address}: {error}") from error
     with client:
-        if not client.nthreads():
+        if not client.nthreads():  # type: ignore[no-untyped-call]
             raise UsageError(f"the Dask cluster at {address} has no workers")
         yield client
 
