@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trimtab.diagnosis.diagnose import diagnose as diagnose
     from trimtab.errors import NormalizationError as NormalizationError
     from trimtab.errors import RecordError as RecordError
+    from trimtab.errors import RepairError as RepairError
     from trimtab.errors import SetupError as SetupError
     from trimtab.errors import StepError as StepError
     from trimtab.errors import TrimtabError as TrimtabError
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
     from trimtab.norms import Standardizer as Standardizer
     from trimtab.prediction.predict import predict as predict
     from trimtab.recording import Record as Record
+    from trimtab.repairs.repair import repair as repair
     from trimtab.report import Diagnosis as Diagnosis
     from trimtab.report import Evidence as Evidence
     from trimtab.report import Finding as Finding
     from trimtab.report import Prediction as Prediction
+    from trimtab.report import Prescription as Prescription
     from trimtab.report import Repair as Repair
+    from trimtab.report import Trial as Trial
     from trimtab.runner.watch import Watch as Watch
     from trimtab.runner.watch import watch as watch
 
@@ -38,6 +42,7 @@ _HOMES = {
     "diagnose": "trimtab.diagnosis",
     "NormalizationError": "trimtab.errors",
     "RecordError": "trimtab.errors",
+    "RepairError": "trimtab.errors",
     "SetupError": "trimtab.errors",
     "StepError": "trimtab.errors",
     "TrimtabError": "trimtab.errors",
@@ -48,7 +53,10 @@ _HOMES = {
     "Evidence": "trimtab.report",
     "Finding": "trimtab.report",
     "Prediction": "trimtab.report",
+    "Prescription": "trimtab.report",
     "Repair": "trimtab.report",
+    "Trial": "trimtab.report",
+    "repair": "trimtab.repairs",
     "predict": "trimtab.prediction",
     "Watch": "trimtab.runner",
     "watch": "trimtab.runner",

@@ -23,8 +23,8 @@ class Setup:
             iterator that can be used once, the same at each call, is refused.
         loss: `loss(model, batch)` gives a scalar tensor.
         steps: Training steps of the run.
-        evaluate: `evaluate(model)` gives a number, higher is better. Kept for trials of repairs, which do not exist
-            yet: check and diagnose never call it.
+        evaluate: `evaluate(model)` gives a number, higher is better, by which `trimtab.repair` judges what it tries; the
+            model is in evaluation mode. check and diagnose never call it.
         step: `step(setup, batch)` does one training step and returns its loss, a tensor with one element, where
             zero_grad, loss, backward and step are not it.
         scheduler: Stepped after every training step; a `ReduceLROnPlateau` with the loss of that step.
@@ -148,19 +148,31 @@ class Setup:
         Raises:
             StepError: The loss is not a scalar tensor.
         """
-        if self.step is not None:
-            loss = _scalar("step", self.step(self, batch))
-        else:
-            for optimizer in self.optimizers:
-                optimizer.zero_grad()
-            loss = self.compute_loss(batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-            for optimizer in self.optimizers:
-                optimizer.step()
+        loss = self.plain_step(batch) if self.step is None else _scalar("step", self.step(self, batch))
         if isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(loss.item())
         elif self.scheduler is not None:
             self.scheduler.step()
+        return loss
+
+    def plain_step(self, batch: Any) -> Tensor:
+        """Clear the gradients, backward, step: what is done where there is no `step`.
+
+        Args:
+            batch: One batch.
+
+        Returns:
+            The loss.
+
+        Raises:
+            StepError: The loss is not a scalar tensor.
+        """
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        loss = self.compute_loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer in self.optimizers:
+            optimizer.step()
         return loss
 
     def compute_loss(self, batch: Any) -> Tensor:

@@ -77,7 +77,9 @@ def diagnose_record(record: Record, ignore: Sequence[str] = ()) -> Diagnosis:
     """
     view = View(record)
     found = _found(view) if record.step_count or len(record.steps) else []
-    kept = (entry._replace(finding=left) for entry in found if (left := _without(entry.finding, ignore)) is not None)
+    kept = (
+        entry._replace(finding=left) for entry in found if (left := without_ignored(entry.finding, ignore)) is not None
+    )
     findings = without_mere_symptoms(explain(list(kept), strangers(record)))
     return Diagnosis(findings, facts_of(record, view))
 
@@ -100,8 +102,16 @@ def check_ignored(ignore: Sequence[str]) -> None:
             )
 
 
-def _without(finding: Finding, ignore: Sequence[str]) -> Finding | None:
-    """The finding without the places that are ignored; None where no place is left, or the code is ignored everywhere."""
+def without_ignored(finding: Finding, ignore: Sequence[str]) -> Finding | None:
+    """The finding without the places that are ignored.
+
+    Args:
+        finding: The finding.
+        ignore: As for `diagnose`.
+
+    Returns:
+        The finding; None where no place is left, or the code is ignored everywhere.
+    """
     ignored = [where for code, _, where in (entry.partition("@") for entry in ignore) if code == finding.code]
     left = tuple(place for place in finding.where if not any(_is_within(place, where) for where in ignored))
     if "" in ignored or (finding.where and not left):

@@ -3,12 +3,14 @@
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from trimtab._setup import Setup
 from trimtab._unchanged import unchanged
-from trimtab.errors import RepairError, UsageError
+from trimtab.diagnosis.diagnose import check_ignored, without_ignored
+from trimtab.errors import UsageError
 from trimtab.repairs.change import Change, answers_to, together
 from trimtab.repairs.patient import Patient
 from trimtab.repairs.proof import LEVEL, MOST_SEEDS, Gain, as_numbers, gain, looks
@@ -70,6 +72,7 @@ def repair(
             "a Setup itself can be trained once only"
         )
     refuse_wrong(seeds, budget)
+    check_ignored(ignore)
     from trimtab.repairs.showing import shown  # rich is loaded where it is used
 
     with unchanged():
@@ -251,11 +254,9 @@ def _told(candidate: Candidate) -> Trial:
 
 
 def _without(diagnosis: Diagnosis, ignore: Sequence[str]) -> Diagnosis:
-    from trimtab.diagnosis.diagnose import check_ignored
-
-    check_ignored(ignore)
-    codes = {entry for entry in ignore if "@" not in entry}
-    return Diagnosis(tuple(f for f in diagnosis.findings if f.code not in codes), diagnosis.run)
+    """The diagnosis without findings to leave alone, and without what depends on the clock: the same on any machine."""
+    kept = tuple(left for f in diagnosis.findings if (left := without_ignored(f, ignore)) is not None)
+    return Diagnosis(kept, replace(diagnosis.run, watching=None))
 
 
 def _name(make_setup: MakeSetup) -> str:
@@ -279,6 +280,3 @@ def refuse_wrong(seeds: int, budget: float) -> None:
         raise UsageError(
             f"budget must be at least {least} training runs for {seeds} seeds (a diagnosis, one candidate, and three arms), but it is {budget!r}"
         )
-
-
-__all__ = ["BUDGET", "Prescriber", "RepairError", "refuse_wrong", "repair"]

@@ -1,9 +1,10 @@
 """Changes of a setup's parts that keep the others in step: modules, parameters, optimizers' groups, schedulers."""
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trimtab._setup import Setup
@@ -140,3 +141,19 @@ def after_steps(setup: Setup, act: Callable[[Optimizer], None]) -> None:
     """
     for optimizer in setup.optimizers:
         optimizer.register_step_post_hook(lambda o, args, kwargs: act(o))
+
+
+def around_steps(setup: Setup, inside: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Do each training step, the user's own or the plain one, inside a block.
+
+    Args:
+        setup: The setup.
+        inside: Gives the block.
+    """
+    own = setup.step
+
+    def step(of: Setup, batch: Any) -> Tensor:
+        with inside():
+            return of.plain_step(batch) if own is None else own(of, batch)
+
+    setup.step = step

@@ -5,6 +5,7 @@ from trimtab.report.finding import SEVERITIES, Evidence, Finding, Location, Repa
 from trimtab.report.formats import FORMATS, render
 from trimtab.report.pages import Page, UnknownCode, codes, page
 from trimtab.report.prediction import Prediction, Site
+from trimtab.report.prescription import Prescription, Trial
 
 __all__ = [
     "FORMATS",
@@ -15,10 +16,12 @@ __all__ = [
     "Location",
     "Page",
     "Prediction",
+    "Prescription",
     "Repair",
     "RunFacts",
     "Severity",
     "Site",
+    "Trial",
     "UnknownCode",
     "codes",
     "page",

@@ -1,14 +1,150 @@
-"""A prescription as text: what to change and how sure that is, then everything that was tried."""
+"""A prescription as text of 80 columns: what is wrong, what to change and how sure that is; then all that was tried."""
 
-from trimtab.report.prescription import Prescription
+import textwrap
+from collections.abc import Iterator
+
+from trimtab._messages import say
+from trimtab.report.diagnosis import Diagnosis
+from trimtab.report.finding import Finding, Repair
+from trimtab.report.pages import title
+from trimtab.report.prescription import Prescription, Trial
+from trimtab.report.words import clean, number, shortened
+
+WIDTH = 80
+LABEL = 10
+MOST = 12
+"""Rows of the table of trials."""
 
 
 def render_prescription(prescription: Prescription) -> str:
-    """The prescription as text."""
-    return (
-        "\n".join(
-            f"{'* ' if t.proved else '  '}{t.repair.summary}  {t.score} base {t.baseline} rnd {t.random} {t.interval} {t.interval_random} n={t.seeds} {t.why}"
-            for t in prescription.trials
-        )
-        + f"\nsteps {prescription.steps} of {prescription.run_steps}"
+    """The prescription as text.
+
+    Args:
+        prescription: What to render.
+
+    Returns:
+        Lines of at most 80 columns but for code, ending in one line end.
+    """
+    lines = [_head(prescription), ""]
+    roots = [f for f in prescription.diagnosis.roots if f.severity != "note"]
+    for root in roots:
+        lines += _labelled(say("Wrong"), f"{title(root.code) or root.code}{_place(root)} ({root.code})")
+        lines += [*_labelled("", root.summary), ""]
+    if prescription.best is not None:
+        lines += _prescribed(prescription.best, prescription.measure)
+    elif roots:
+        lines += _advice(prescription.diagnosis, tried=bool(prescription.trials))
+    else:
+        lines += [say("Nothing found that would keep this network from training: nothing to repair."), ""]
+    lines += _table(prescription)
+    lines += _cost(prescription)
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _head(prescription: Prescription) -> str:
+    right = say("repair proved") if prescription.best is not None else say("no repair proved")
+    if prescription.diagnosis.healthy:
+        right = say("nothing found")
+    left = f"trimtab repair {shortened(clean(prescription.diagnosis.run.name), 40)}".rstrip() + " "
+    return f"{left}{'─' * max(WIDTH - len(left) - len(right) - 1, 3)} {right}"
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    lines = textwrap.wrap(clean(text), WIDTH - LABEL, break_long_words=False) or [""]
+    return [f"{head:<{LABEL}}{line}".rstrip() for head, line in zip([label, *[""] * len(lines)], lines, strict=False)]
+
+
+def _place(finding: Finding) -> str:
+    return f" {say('at')} {shortened(', '.join(finding.where), 40)}" if finding.where else ""
+
+
+def _prescribed(best: Trial, measure: str) -> Iterator[str]:
+    yield from _labelled(say("Change"), best.repair.summary)
+    yield from _code(best.repair)
+    what = say("score") if measure == "evaluate" else say("minus the area under the loss")
+    yield from _labelled(
+        say("How sure"),
+        say(
+            "{what}: {score} with it, {baseline} without it, {chance} with a random change of its family (mean of {n} seeds).",
+            what=what,
+            score=_short(best.score),
+            baseline=_short(best.baseline),
+            chance=_short(best.random),
+            n=best.seeds,
+        ),
     )
+    if best.interval is not None and best.interval_random is not None:
+        yield from _labelled(
+            "",
+            say(
+                "Gain over doing nothing {a} to {b}, over a random change {c} to {d} ({level:.0%} intervals over paired seeds).",
+                a=_short(best.interval[0]),
+                b=_short(best.interval[1]),
+                c=_short(best.interval_random[0]),
+                d=_short(best.interval_random[1]),
+                level=best.level,
+            ),
+        )
+    if best.why:
+        yield from _labelled("", say("Some of its runs broke: {why}.", why=best.why))
+    yield ""
+
+
+def _code(repair: Repair) -> Iterator[str]:
+    if repair.code:
+        yield ""
+        yield from (f"{'':{LABEL + 4}}{line}".rstrip() for line in clean(repair.code, lines=True).splitlines())
+    yield ""
+
+
+def _advice(diagnosis: Diagnosis, tried: bool) -> Iterator[str]:
+    """Where nothing is proved: what the findings advise, which only the user can do."""
+    yield from _labelled(
+        say("Proved"),
+        say("nothing of what was tried is better than doing nothing and than a random change, beyond doubt")
+        if tried
+        else say("nothing: there is no change that could be made to a setup from outside"),
+    )
+    yield ""
+    for root in diagnosis.roots:
+        for repair in root.repairs[:1] if root.severity != "note" else ():
+            yield from _labelled(say("Advice"), repair.summary)
+            if root.location is not None:
+                yield from _labelled("", say("Look at {file}:{line}", file=root.location.file, line=root.location.line))
+            yield from _code(repair)
+
+
+def _table(prescription: Prescription) -> Iterator[str]:
+    if not prescription.trials:
+        return
+    name = say("Tried")
+    yield f"── {name} {'─' * (WIDTH - len(name) - 4)}"
+    yield f"{'':8}{say('score'):>9} {say('without'):>9} {say('random'):>9} {say('seeds'):>5}  {say('change')}"
+    for trial in prescription.trials[:MOST]:
+        mark = say("proved") if trial.proved else ""
+        seeds = trial.seeds if trial.interval is not None else 1
+        left = f"{mark:8}{_short(trial.score):>9} {_short(trial.baseline):>9} {_short(trial.random):>9} {seeds:>5}  "
+        told = clean(trial.repair.summary) + (f" [{clean(trial.why)}]" if trial.why else "")
+        rows = textwrap.wrap(told, WIDTH - len(left)) or [""]
+        yield f"{left}{rows[0]}".rstrip()
+        yield from (f"{'':{len(left)}}{row}" for row in rows[1:])
+    if len(prescription.trials) > MOST:
+        yield say("and {n} more", n=len(prescription.trials) - MOST)
+    yield ""
+
+
+def _cost(prescription: Prescription) -> Iterator[str]:
+    runs = prescription.steps / prescription.run_steps if prescription.run_steps else 0.0
+    yield from _labelled(
+        say("Cost"),
+        say(
+            "{steps} training steps, as many as {runs:.3g} runs of {run} steps",
+            steps=f"{prescription.steps:,}",
+            runs=runs,
+            run=f"{prescription.run_steps:,}",
+        ),
+    )
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else number(value)

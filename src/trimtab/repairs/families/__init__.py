@@ -6,7 +6,7 @@ A file here has `KINDS`, the kinds of change by name, and `ANSWERS`, what to try
 from types import ModuleType
 
 from trimtab.repairs.change import Answer, Family, Kind
-from trimtab.repairs.families import learning_rate
+from trimtab.repairs.families import clipping, critic, decay, learning_rate, loop
 
 
 def _family(name: str, *files: ModuleType) -> Family:
@@ -19,5 +19,8 @@ def _family(name: str, *files: ModuleType) -> Family:
     return Family(name, kinds, {code: tuple(several) for code, several in answers.items()})
 
 
-FAMILIES = (_family("optimizer", learning_rate),)
-"""In the order of trying: data and loop before model, model before optimizer."""
+FAMILIES = (_family("training", loop, critic, learning_rate, clipping, decay),)
+"""In the order of trying: data and loop before model, model before optimizer.
+
+A family is wide: what a repair of the loop must beat is any change of the loop or the optimizer, drawn by lot.
+"""

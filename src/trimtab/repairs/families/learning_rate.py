@@ -34,7 +34,7 @@ def _tell_rate(*, factor: float) -> Repair:
     times = f"{1 / factor:g} times lower" if factor < 1 else f"{factor:g} times higher"
     return Repair(
         f"{word} the learning rate: {times}",
-        f'for group in optimizer.param_groups:  # or the lr= of its constructor, times {factor:g}\n    group["lr"] *= {factor:g}',
+        f'for group in optimizer.param_groups:\n    group["lr"] *= {factor:g}',
     )
 
 

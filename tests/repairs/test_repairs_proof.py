@@ -1,0 +1,54 @@
+"""When a repair counts as proved."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from trimtab.repairs.proof import EARLY, LEVEL, as_numbers, gain, looks
+
+NUMBERS = st.floats(-10, 10).map(lambda x: round(x, 3))
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=2, max_size=8), st.booleans())
+def test_the_interval_is_that_of_a_paired_t_test(pairs, last):
+    with_it, without = map(np.array, zip(*pairs, strict=True))
+    found = gain(with_it, without, last)
+    error = 1 - LEVEL - 2 * EARLY if last else EARLY
+    if np.std(with_it - without) > 1e-9:
+        wanted = stats.ttest_rel(with_it, without).confidence_interval(1 - error)
+        assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), rel=1e-6, abs=1e-9)
+    assert found.mean == pytest.approx(float(np.mean(with_it - without)))
+
+
+def test_three_looks_spend_one_error():
+    assert pytest.approx(1 - LEVEL) == 2 * EARLY + (1 - LEVEL - 2 * EARLY)
+    assert looks(3) == (3, 5, 8)
+    assert looks(2) == (2, 5, 8)
+    assert looks(8) == (8,)
+    assert looks(12) == (12,)
+
+
+def test_false_proofs_are_rare():
+    """Among 4000 repairs that do nothing, no more are proved at any of the looks than the level allows (one side: 2.5 %)."""
+    rng, false = np.random.default_rng(0), 0
+    for _ in range(4000):
+        noise = rng.standard_normal(8)
+        false += any(gain(noise[:n], np.zeros(n), last=n == 8).proved for n in looks(3))
+    assert false / 4000 < 0.025 + 3 * math.sqrt(0.025 * 0.975 / 4000)
+
+
+def test_one_pair_proves_nothing():
+    assert not gain([1.0], [0.0], last=True).proved
+
+
+def test_equal_gains_without_spread_are_proved_and_ties_are_not():
+    assert gain([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], last=False).proved
+    assert not gain([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], last=True).proved
+
+
+def test_a_run_that_broke_counts_as_the_worst():
+    assert as_numbers([0.5, None], -3.0) == [0.5, -3.0]

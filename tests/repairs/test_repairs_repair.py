@@ -1,0 +1,132 @@
+"""From a run that does not train to a proved repair."""
+
+import json
+import threading
+
+import pytest
+import torch
+from repair_cases import healthy, make_setup, too_slow
+
+import trimtab
+from trimtab.errors import RepairError, UsageError
+from trimtab.repairs.change import Change
+from trimtab.repairs.running import Serial
+
+
+@pytest.fixture(scope="module")
+def mended():
+    return trimtab.repair(too_slow, executor=Serial(), progress=False)
+
+
+def test_a_fault_is_named_and_its_repair_proved(mended):
+    assert mended.diagnosis.roots[0].code == "learning-rate-too-low"
+    best = mended.best
+    assert best.proved
+    assert best.seeds >= 3
+    assert best.score > best.baseline
+    assert best.interval[0] > 0
+    assert best.interval_random[0] > 0
+    assert "learning rate" in str(best.repair)
+
+
+def test_the_repair_can_be_made_to_a_fresh_setup(mended):
+    setup = too_slow(77)
+    assert mended.best.apply(setup) is setup
+    for _ in setup.train():
+        pass
+    setup.model.eval()
+    untouched = too_slow(77)
+    for _ in untouched.train():
+        pass
+    assert setup.evaluate(setup.model) > untouched.evaluate(untouched.model.eval()) + 0.2
+
+
+def test_it_stays_within_its_budget_and_counts_its_steps(mended):
+    assert mended.run_steps == 100
+    assert mended.steps <= 25 * 100
+    assert mended.steps >= 100 * 3 * 3
+    assert mended.finished
+
+
+def test_text_and_json(mended):
+    text = str(mended)
+    assert "repair proved" in text
+    assert mended.best.repair.summary[:40] in text
+    assert all(len(line) <= 80 for line in text.splitlines() if not line.startswith(" " * 14))  # but for code
+    document = json.loads(mended.to_json())
+    assert document["best"]["proved"] is True
+    assert document["diagnosis"]["findings"][0]["code"] == "learning-rate-too-low"
+    assert [t["repair"]["summary"] for t in document["trials"]] == [t.repair.summary for t in mended.trials]
+
+
+def test_a_healthy_run_is_left_alone():
+    found = trimtab.repair(healthy, executor=Serial(), progress=False)
+    assert found.best is None
+    assert found.trials == ()
+    assert found.steps == 100
+    assert "nothing to repair" in str(found)
+
+
+def test_a_change_that_is_no_better_than_chance_is_not_proved():
+    """Candidates that do nothing at all: whatever the luck of a seed, there is no gain."""
+    idle = lambda finding, patient: [Change("scale-rate", {"factor": 1.0})]  # noqa: E731
+    found = trimtab.repair(too_slow, executor=Serial(), progress=False, propose=idle)
+    assert found.best is None
+    assert found.trials[0].interval == (0.0, 0.0)
+    assert "no repair proved" in str(found)
+
+
+def test_an_interrupted_repair_goes_on_where_it_was(tmp_path, mended):
+    journal, runs = tmp_path / "journal.jsonl", []
+
+    class Interrupted(Serial):
+        def submit(self, fn, /, *args, **kwargs):
+            runs.append(1)
+            if len(runs) == 5:
+                raise KeyboardInterrupt
+            return super().submit(fn, *args, **kwargs)
+
+    with pytest.raises(KeyboardInterrupt):
+        trimtab.repair(too_slow, executor=Interrupted(), progress=False, journal=journal)
+    kept = sum(1 for line in journal.read_bytes().splitlines() if line)
+    found = trimtab.repair(too_slow, executor=Interrupted(), progress=False, journal=journal)
+    assert kept >= 1
+    assert found.to_json() == mended.to_json()
+    assert len(runs) - 5 == sum(1 for line in journal.read_bytes().splitlines() if line) - kept
+
+
+def test_progress_is_told(mended):
+    told = []
+    trimtab.repair(too_slow, executor=Serial(), progress=lambda text, done, most: told.append((text, done, most)))
+    assert told[-1][1:] == (mended.steps, 25 * 100)
+    assert "best so far" in told[-1][0]
+
+
+def test_arguments_are_checked():
+    with pytest.raises(UsageError, match="make_setup must be a function of a seed"):
+        trimtab.repair(make_setup(0))
+    with pytest.raises(UsageError, match="seeds must be a whole number of at least 2, but it is 1"):
+        trimtab.repair(too_slow, seeds=1)
+    with pytest.raises(UsageError, match="budget must be at least 11 training runs"):
+        trimtab.repair(too_slow, budget=5)
+    with pytest.raises(UsageError, match="there is no code"):
+        trimtab.repair(too_slow, ignore=["nonsense"], executor=Serial(), progress=False)
+    lock = threading.Lock()
+    with pytest.raises(RepairError, match="cloudpickle can send to another process"):
+        trimtab.repair(lambda seed: (lock, too_slow(seed))[1], executor=Serial(), progress=False)
+
+
+def test_random_states_are_as_they_were():
+    before = torch.get_rng_state()
+    trimtab.repair(healthy, executor=Serial(), progress=False)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.slow
+def test_processes_and_a_cluster_prescribe_the_same(mended):
+    from distributed import Client, LocalCluster
+
+    assert trimtab.repair(too_slow, progress=False).to_json() == mended.to_json()
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
+        found = trimtab.repair(too_slow, executor=client.get_executor(), progress=False)
+    assert found.to_json() == mended.to_json()
