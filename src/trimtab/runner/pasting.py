@@ -3,7 +3,7 @@
 import ast
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from textwrap import indent
 
@@ -14,6 +14,28 @@ from trimtab.errors import RepairError
 from trimtab.repairs.change import Change
 from trimtab.report import Repair
 from trimtab.runner.injection import Held, seed_all
+
+WITHOUT_THE_LOOP: dict[str, Callable[..., str]] = {
+    "zero-grad": lambda: (
+        "optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())  "
+        "# or call optimizer.zero_grad() before each loss.backward()"
+    ),
+    "add-parameters": lambda: (
+        'held = {id(p) for group in optimizer.param_groups for p in group["params"]}\n'
+        'optimizer.add_param_group({"params": [p for p in model.parameters() if p.requires_grad and id(p) not in held]})'
+    ),
+    "clip": lambda bound: (
+        "def clip(optimizer, *_):  # or call clip_grad_norm_ between loss.backward() and optimizer.step()\n"
+        f'    torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], {bound:g})\n'
+        "optimizer.register_step_pre_hook(clip)"
+    ),
+    "warm-up": lambda share: (
+        f"warmup = max(int({share:g} * steps), 1)\n"
+        "warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / warmup, 1.0))\n"
+        "optimizer.register_step_post_hook(lambda *_: warm_up.step())"
+    ),
+}
+"""Changes whose own code belongs into the loop, told so that one place in the script is enough."""
 
 IMPORTS = {
     "torch": "import torch",
@@ -51,7 +73,7 @@ class Paste:
         Returns:
             The same repair, to be pasted.
         """
-        code = repair.code
+        code = "\n".join(part for part in map(_code, changes) if part)
         if not code:
             return repair
         used = _names(code)
@@ -105,6 +127,11 @@ class Paste:
             except RepairError:
                 return False
             return not torch.equal(before, torch.get_rng_state())
+
+
+def _code(change: Change) -> str:
+    written = WITHOUT_THE_LOOP.get(change.kind)
+    return change.describe().code if written is None else written(**change.settings)
 
 
 def _names(code: str) -> set[str]:

@@ -124,6 +124,12 @@ class ScriptTask:
             log.write(f"--- {title}\n".encode() + printed.rstrip(b"\n") + b"\n")
 
 
+LOOKED_AT = 10
+"""Training steps of the run that tells what the script holds, and how long its gradients are."""
+
+UNBOUNDED = ("exploding-gradient", "loss-spike", "nonfinite-loss", "missing-warmup")
+"""Faults that clipping answers: at the median of the norms that were measured, and at a tenth of it."""
+
 _log_lock = threading.Lock()
 
 
@@ -220,6 +226,7 @@ class ScriptRepair:
             allowed = int(budget * task.steps)
             with shown(True, allowed) as told:
                 running = Running(task, executor, journal, told, do=run_script_job)
+                running.steps = min(LOOKED_AT, task.steps)
                 found = Prescriber(_Portrait(held, task.steps), running, task.steps, allowed, self._propose).prescribe(
                     seeds, ignore
                 )
@@ -232,13 +239,13 @@ class ScriptRepair:
         folder = os.getcwd() if self.script.is_module else os.path.dirname(os.path.realpath(self.script.target))
         if folder not in sys.path:
             sys.path.insert(0, folder)  # its classes may come from modules beside it
-        answer = task.answer((), 0, 1, hold=True)
+        answer = task.answer((), 0, min(LOOKED_AT, task.steps), hold=True)
         if answer.held is not None:
             try:
                 self._held = cast(Held, pickle.loads(answer.held))
             except Exception as error:
                 raise self._uncopied(str(error)) from error
-            self._places = answer.places
+            self._places, self._norms = answer.places, answer.norms
             return answer.held
         raise self._uncopied("" if answer.injected else "it trains nothing that an optimizer of torch has")
 
@@ -253,6 +260,9 @@ class ScriptRepair:
         if self._held.prefix:
             finding = replace(finding, where=tuple(place.removeprefix(prefix) for place in finding.where))
         refusing = _Refusing(patient, lambda text: self._note(text))
+        if finding.code in UNBOUNDED and self._norms:
+            usual = float(np.median(self._norms))
+            yield from (Change("clip", {"bound": float(f"{bound:.2g}")}) for bound in (usual, usual / 10))
         try:
             yield from answers_to(finding, cast(Patient, refusing))
         except InjectionError as error:

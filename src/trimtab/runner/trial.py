@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from trimtab.diagnosis import diagnose
 from trimtab.errors import RepairError, TrimtabError
 from trimtab.prediction.riding import Ride
@@ -62,6 +64,7 @@ class Answer:
         error: The script's own error as Python prints it, "" if it had none.
         why: The same in a line.
         diagnosis: Of a watched run.
+        norms: Length of the whole gradient at each recorded step, as the backward pass left it.
         places: Where the script calls its model, backward and step: file and line.
         held: A pickle of what the script holds before its first training pass, if that was asked for.
     """
@@ -72,6 +75,7 @@ class Answer:
     error: str = ""
     why: str = ""
     diagnosis: Diagnosis | None = None
+    norms: list[float] = field(default_factory=list)
     places: dict[str, tuple[str, int]] = field(default_factory=dict)
     held: bytes | None = None
 
@@ -152,6 +156,7 @@ class _Trial:
         record = Record.of(self.store)
         self.answer.losses = record.losses[record.loss_seen].tolist()[: self.request.steps]
         self.answer.places = {name: (place[0], place[1]) for name, place in record.facts.get("places", {}).items()}
+        self.answer.norms = _gradient_norms(record)
         if self.request.watched and record.step_count:
             self.answer.diagnosis = diagnose(record)
         written = Path(f"{self.request.result}.part")
@@ -163,6 +168,14 @@ class _Trial:
             except (OSError, ValueError, AttributeError):
                 continue
         os._exit(0)
+
+
+def _gradient_norms(record: Record) -> list[float]:
+    squares = np.zeros(len(record.steps))
+    for site in record.of_kind("raw-gradient"):
+        rows = record.readings[:, site.index]
+        squares += np.where(rows[:, 0] > 0, rows[:, 0] * (rows[:, 1] ** 2 + rows[:, 2] ** 2), 0.0)
+    return [float(norm) for norm in np.sqrt(squares) if np.isfinite(norm) and norm > 0]
 
 
 def _pickled(held: Held) -> bytes | None:
