@@ -61,7 +61,9 @@ def journal(shell, name):
 
 @pytest.mark.parametrize("factory", ["slow", "unseeded"])
 def test_a_fault_is_named_and_its_repair_proved(folder, factory):
-    ended = folder.trimtab("repair", f"setups.py:{factory}", "--workers", 1, "--format", "json", "--output", "found.json")
+    ended = folder.trimtab(
+        "repair", f"setups.py:{factory}", "--workers", 1, "--format", "json", "--output", "found.json"
+    )
     assert (ended.status, ended.out) == (0, ""), ended.err
     found = json.loads((folder.folder / "found.json").read_text())
     assert [f["code"] for f in found["diagnosis"]["findings"]][0] == "learning-rate-too-low"
@@ -177,9 +179,9 @@ def test_so_it_is_after_kill_9(folder):
     jobs = [entry["job"] for entry in journal(folder, "setups-slow")]
     assert jobs[: len(done)] == done
     assert len(jobs) == len(set(jobs)) > len(done)
-    assert json.loads(folder.trimtab("repair", "--workers", 1, "--fresh", "--format", "json", "setups.py:slow").out) == (
-        json.loads(resumed.out)
-    )
+    assert json.loads(
+        folder.trimtab("repair", "--workers", 1, "--fresh", "--format", "json", "setups.py:slow").out
+    ) == (json.loads(resumed.out))
 
 
 @pytest.mark.slow
@@ -188,9 +190,7 @@ def test_one_process_several_and_a_dask_cluster_give_the_same_prescription(folde
     from distributed import LocalCluster
 
     def prescription(*options):
-        ended = folder.trimtab(
-            "repair", "--fresh", "--format", "json", *options, f"setups.py:{factory}", real=True
-        )
+        ended = folder.trimtab("repair", "--fresh", "--format", "json", *options, f"setups.py:{factory}", real=True)
         assert ended.status == 0, ended.err
         return json.loads(ended.out)
 

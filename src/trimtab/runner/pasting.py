@@ -113,6 +113,8 @@ class Paste:
                 code = _rename(code, "optimizer", labels[0])
             else:
                 code = f"for optimizer in ({', '.join(labels)}):\n{indent(code, '    ')}"
+        elif "optimizer" in used:
+            named.add("optimizer")  # a framework holds it: perhaps it was called so where it was made
         return code, named
 
     def _draws(self, changes: Iterable[Change]) -> bool:
