@@ -23,7 +23,7 @@ def main():
     net = Net()
     opt = torch.optim.SGD(net.parameters(), lr=2e-5, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(opt, 50)
-    for step in range(STEPS):
+    for _ in range(STEPS):
         batch = torch.randint(len(x), (32,))
         loss = F.cross_entropy(net(x[batch]), y[batch])
         opt.zero_grad()

@@ -10,7 +10,7 @@ discriminator = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32,
 g_optimizer = torch.optim.Adam(generator.parameters(), lr=1e-2, betas=(0.5, 0.999))
 d_optimizer = torch.optim.Adam(discriminator.parameters(), lr=1e-2, betas=(0.5, 0.999))
 ones, zeros = torch.ones(64, 1), torch.zeros(64, 1)
-for step in range(100):
+for _ in range(100):
     t = torch.randn(64, 1)
     real = torch.cat([t, 0.5 * t + 2], 1)
     fake = generator(torch.randn(64, 4))

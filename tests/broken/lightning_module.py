@@ -21,7 +21,7 @@ class Classifier(lightning.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=1e-5)
-        return optimizer
+        return optimizer  # noqa: RET504 - as many write it
 
 
 x = torch.randn(512, 10)

@@ -21,7 +21,7 @@ x = torch.randn(256, 8, 4)
 y = (x.sum((1, 2)) > 0).long()
 model = Reader()
 optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-for step in range(150):
+for _ in range(150):
     batch = torch.randint(256, (32,))
     loss = F.cross_entropy(model(x[batch]), y[batch])
     loss.backward()

@@ -66,7 +66,7 @@ def test_a_fault_is_named_and_its_repair_proved(folder, factory):
     )
     assert (ended.status, ended.out) == (0, ""), ended.err
     found = json.loads((folder.folder / "found.json").read_text())
-    assert [f["code"] for f in found["diagnosis"]["findings"]][0] == "learning-rate-too-low"
+    assert next(f["code"] for f in found["diagnosis"]["findings"]) == "learning-rate-too-low"
     assert found["best"]["proved"]
     assert found["steps"] <= 25 * 100
     assert ended.err.startswith("trimtab: at most 25 training runs of 100 steps, 1 worker")

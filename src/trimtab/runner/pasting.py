@@ -88,11 +88,8 @@ class Paste:
             head.append(f"steps = {self.steps}  # of the trials: put the steps of your run here")
         code, named = self._renamed(code, used)
         line = _last_assignment(self.file, named)
-        place = (
-            f"below line {line}"
-            if line
-            else "above the first training pass" + (f" (line {self.first_pass})" if self.first_pass else "")
-        )
+        before = f", before the first training pass (line {self.first_pass})" if self.first_pass else ""
+        place = f"below line {line}" if line else f"where the optimizer has been made{before}"
         return replace(repair, code="\n".join([f"# {os.path.relpath(self.file)}, {place}:", *head, code]))
 
     def _renamed(self, code: str, used: set[str]) -> tuple[str, set[str]]:
