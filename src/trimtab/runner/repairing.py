@@ -216,7 +216,7 @@ class ScriptRepair:
             ScriptFailedError: The script fails before its first training step.
             UsageError: It takes no training step, or what it holds cannot be copied.
         """
-        journal = journal or Journal(None, self.key)
+        journal = Journal(None, self.key) if journal is None else journal
         Path(self.log).unlink(missing_ok=True)
         task = ScriptTask(self.script, os.getcwd(), self.steps, self.log)
         try:
