@@ -110,7 +110,7 @@ class Prescriber:
             The prescription.
         """
         first = self._running.run([Job((), 0, watched=True)])[0]
-        diagnosis = _without(Diagnosis() if first.diagnosis is None else first.diagnosis, ignore)
+        diagnosis = without(Diagnosis() if first.diagnosis is None else first.diagnosis, ignore)
         measure = "loss" if self._patient(()).setup.evaluate is None else "evaluate"
         trials: list[Trial] = []
         if grave(diagnosis):
@@ -253,7 +253,16 @@ def _told(candidate: Candidate) -> Trial:
     )
 
 
-def _without(diagnosis: Diagnosis, ignore: Sequence[str]) -> Diagnosis:
+def without(diagnosis: Diagnosis, ignore: Sequence[str]) -> Diagnosis:
+    """A diagnosis without findings that are to be left alone.
+
+    Args:
+        diagnosis: The diagnosis.
+        ignore: Their codes.
+
+    Returns:
+        What is left.
+    """
     """The diagnosis without findings to leave alone, and without what depends on the clock: the same on any machine."""
     kept = tuple(left for f in diagnosis.findings if (left := without_ignored(f, ignore)) is not None)
     return Diagnosis(kept, replace(diagnosis.run, watching=None))

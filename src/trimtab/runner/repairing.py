@@ -21,11 +21,12 @@ from trimtab._unchanged import unchanged
 from trimtab.errors import RepairError, UsageError
 from trimtab.repairs.change import Change, answers_to
 from trimtab.repairs.patient import Applicable, Patient
-from trimtab.repairs.repair import Prescriber
+from trimtab.repairs.repair import Prescriber, without
 from trimtab.repairs.running import Journal, Running
+from trimtab.repairs.search import grave
 from trimtab.repairs.showing import shown
 from trimtab.repairs.trials import Job, Outcome
-from trimtab.report import Finding
+from trimtab.report import Diagnosis, Finding
 from trimtab.report.prescription import Prescription, Trial
 from trimtab.runner import trial
 from trimtab.runner.elsewhere import ScriptFailedError
@@ -221,6 +222,9 @@ class ScriptRepair:
         task = ScriptTask(self.script, os.getcwd(), self.steps, self.log)
         try:
             first = Running(task, executor, journal, do=run_script_job).run([Job((), 0, watched=True)])[0]
+            diagnosis = without(Diagnosis() if first.diagnosis is None else first.diagnosis, ignore)
+            if not grave(diagnosis):
+                return Prescription(diagnosis, measure="loss", run_steps=first.steps, steps=first.steps)
             task = replace(task, steps=first.steps)
             held = self._hold(task)
             allowed = int(budget * task.steps)
