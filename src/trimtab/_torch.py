@@ -90,6 +90,23 @@ def sequence_number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
+def is_packed(node: Any, name: str) -> bool:
+    """Whether what an autograd node keeps must be brought back first: from a checkpoint, which computes it anew, or from elsewhere.
+
+    Args:
+        node: The node.
+        name: The attribute, such as "_saved_self".
+
+    Returns:
+        Whether hooks of `torch.autograd.graph.saved_tensors_hooks` have packed it; False where there is no such tensor.
+    """
+    try:
+        raw = getattr(node, f"_raw{name}", None)
+        return getattr(raw, "unpack_hook", None) is not None
+    except RuntimeError:  # freed
+        return False
+
+
 def output_shape(node: Any, index: int = 0) -> list[int] | None:
     """The shape of an output of the operation behind an autograd node, None where it is not known."""
     try:

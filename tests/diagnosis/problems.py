@@ -1572,3 +1572,4 @@ def decay_of_gains_in_a_deep_net():
 
 import problems_optimization  # noqa: E402, F401  it lists its own here
 import problems_probes  # noqa: E402, F401 - they list themselves
+import problems_transformers  # noqa: E402, F401

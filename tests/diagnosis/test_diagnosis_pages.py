@@ -25,6 +25,7 @@ from trimtab.diagnosis.probes import cross_sample_leak as cross_sample_probe
 from trimtab.diagnosis.probes import input_ignored as input_probe
 from trimtab.diagnosis.probes import targets as sequence_targets
 from trimtab.diagnosis.rules import (
+    attention_logit_growth,
     clipping_dominates,
     cross_sample_leak,
     dead_units,
@@ -42,10 +43,12 @@ from trimtab.diagnosis.rules import (
     loss_at_init_off,
     loss_scale_underflow,
     loss_spike,
+    missing_warmup,
     missing_zero_grad,
     nonfinite_loss,
     norm_placement,
     norm_precision,
+    output_logit_drift,
     padding_in_batch_stats,
     residual_growth,
     saturated_units,
@@ -90,6 +93,12 @@ def after(words, value):
 
 
 NUMBERS = [
+    ("attention-logit-growth", after("at least", attention_logit_growth.OPEN)),
+    ("attention-logit-growth", after("at most", attention_logit_growth.CLOSED)),
+    ("attention-logit-growth", after("at least", attention_logit_growth.LARGE)),
+    ("attention-logit-growth", before("times the first", attention_logit_growth.GROWN)),
+    ("attention-logit-growth", percent(attention_logit_growth.BARELY)),
+    ("attention-logit-growth", percent(attention_logit_growth.REGAINED)),
     ("cannot-overfit-one-batch", after("trained on", overfit.SAMPLES)),
     ("cannot-overfit-one-batch", before("steps each", overfit.STEPS)),
     ("cannot-overfit-one-batch", f"a rate of {overfit.RATES[0]:g} and then {overfit.RATES[1]:g}"),
@@ -177,10 +186,22 @@ NUMBERS = [
     ("loss-scale-underflow", before("times the smallest", loss_scale_underflow.NEAR)),
     ("loss-scale-underflow", before("recorded steps", loss_scale_underflow.EARLY)),
     *(("loss-scale-underflow", f"2{power_of_two}") for power_of_two in ("⁻²⁴", "⁻¹⁴")),
+    ("missing-warmup", after("at least", norm_placement.WARM)),
+    ("missing-warmup", f"{missing_warmup.BIG:g} to {missing_warmup.WHOLE:g} of the weights"),
+    ("missing-warmup", before("times those behind", missing_warmup.SETTLES)),
+    ("missing-warmup", after("at most", learning_rate_too_high.LARGE)),
+    ("missing-warmup", percent(missing_warmup.JUMPS)),
+    ("missing-warmup", percent(missing_warmup.LEFT)),
+    ("missing-warmup", before("times what they were", missing_warmup.RISES_ON)),
+    ("missing-warmup", before("norms", norm_placement.DEEP)),
     ("missing-zero-grad", percent(missing_zero_grad.SHARE)),
     ("missing-zero-grad", before("at least", missing_zero_grad.ENOUGH)),
     ("nonfinite-loss", power(nonfinite_loss.OVERFLOW)),
     ("nonfinite-loss", percent(nonfinite_loss.MANY)),
+    ("output-logit-drift", before("times what it was", output_logit_drift.FAR)),
+    ("output-logit-drift", percent(output_logit_drift.BARELY)),
+    ("output-logit-drift", percent(output_logit_drift.REGAINED)),
+    ("output-logit-drift", before("apart", output_logit_drift.COARSE)),
     ("padding-in-batch-stats", percent(padding_in_batch_stats.SHARE)),
     ("padding-in-batch-stats", before("standard deviations", padding_in_batch_stats.OFFSET)),
     ("padding-in-batch-stats", before("times", padding_in_batch_stats.SPREAD)),
@@ -339,6 +360,17 @@ def test_saturated_units_quotes_the_theory():
     for _ in range(200):
         q = length_map(tanh, q, 25 / 9, 0.0)
     assert chi(tanh, q, 25 / 9) == pytest.approx(1.21, abs=0.005)
+
+
+def test_transformers_at_high_rates_quote_the_theory():
+    for behind, weight in ((5, "6.7e-03"), (20, "2.1e-09"), (50, "1.9e-22")):
+        assert f"{1 / (1 + math.exp(behind)):.1e}" == weight
+        quoted("attention-logit-growth", f"| {behind} | {weight} |")
+    for size in (8, 64, 512):
+        steps = [torch.finfo(t).eps * 2.0 ** math.floor(math.log2(size)) for t in (torch.bfloat16, torch.float16)]
+        quoted("output-logit-drift", f"| {size} | {steps[0]:g} | {float(f'{steps[1]:.3g}'):g} |")
+    assert math.sqrt((1 - 0.9) / (1 + 0.9)) == pytest.approx(0.23, abs=1e-3)
+    quoted("missing-warmup", "= 0.23 at")
 
 
 def test_signal_collapse_quotes_the_theory():

@@ -1,11 +1,11 @@
 """JSON: strict, stable and complete."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from report_cases import ALL, ONE_ROOT, UNFINISHED
+from report_cases import ALL, COLLAPSE, ONE_ROOT, UNFINISHED, VANISHING
 
 import trimtab
 from trimtab.report import Diagnosis, Evidence, Finding, RunFacts
@@ -30,6 +30,11 @@ def test_non_finite_numbers_are_words():
     evidence = document["findings"][0]["evidence"][1]
     assert (evidence["measured"], evidence["expected"], evidence["tolerance"]) == ("nan", "inf", "-inf")
     assert document["run"]["first_loss"] == "inf"
+
+
+def test_a_confidence_is_a_number_or_null():
+    document = json.loads(render_json(Diagnosis((replace(VANISHING, confidence=0.75), COLLAPSE))))
+    assert [f["confidence"] for f in document["findings"]] == [0.75, None]
 
 
 def test_keys_come_in_a_stable_order():

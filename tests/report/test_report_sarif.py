@@ -1,6 +1,7 @@
 """SARIF: valid by the schema, with places, levels, causes and stable fingerprints."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -46,6 +47,13 @@ def test_rules_have_the_pages_as_help():
     assert "fades" in rules["vanishing-gradient"]["shortDescription"]["text"]
     assert rules["an-unknown-code"]["shortDescription"]["text"] == "An unknown code."
     assert all(result["ruleId"] == driver["rules"][result["ruleIndex"]]["id"] for result in results(HOSTILE))
+
+
+def test_a_roots_confidence_is_its_rank():
+    first, second = results(Diagnosis((replace(VANISHING, confidence=0.875), COLLAPSE)))
+    assert (first["rank"], first["properties"]["confidence"]) == (87.5, 0.875)
+    assert "rank" not in second
+    assert second["properties"]["confidence"] is None
 
 
 def test_a_result_says_level_message_and_places(tmp_path):

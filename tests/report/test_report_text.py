@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import unicodedata
+from dataclasses import replace
 
 import pytest
 from report_cases import (
@@ -17,6 +18,7 @@ from report_cases import (
     HOSTILE,
     NOTES,
     ONE_ROOT,
+    RUN,
     SEVERAL,
     SLOW,
     UNFINISHED,
@@ -128,6 +130,16 @@ def test_several_roots_are_listed_first_and_told_in_order():
     assert "nonfinite-data in the data" in head
     assert text.index("1 of 2") < text.index("follows from it: signal-collapse") < text.index("2 of 2")
     assert "not a number" in text
+
+
+def test_several_roots_have_their_confidence_and_a_lone_one_has_no_need_of_it():
+    first, second = replace(VANISHING, confidence=0.9), replace(BAD_DATA, confidence=1 / 12)
+    text = render_text(Diagnosis((first, second, COLLAPSE), RUN))
+    assert "1  vanishing-gradient (confidence 0.9) at body.0" in text
+    assert "2  nonfinite-data (confidence 0.1) in the data" in text
+    assert text.count("(confidence 0.9)") == text.count("(confidence 0.1)") == 2
+    assert "confidence" not in render_text(Diagnosis((first, COLLAPSE), RUN))
+    assert "confidence" not in render_text(SEVERAL)
 
 
 def test_notes_only_is_calm():

@@ -29,6 +29,7 @@ RANK = (
     "residual-growth",
     "lipschitz-blowup",
     "unscaled-attention",
+    "attention-logit-growth",
     "small-batch-batchnorm",
     "padding-in-batch-stats",
     "stale-running-stats",
@@ -43,8 +44,10 @@ RANK = (
     "vanishing-gradient",
     "ill-conditioned",
     "clipping-dominates",
+    "missing-warmup",
     "learning-rate-too-high",
     "learning-rate-too-low",
+    "output-logit-drift",
     "loss-spike",
     "nonfinite-loss",
     "cannot-overfit-one-batch",
@@ -54,6 +57,9 @@ RANK = (
 
 SYMPTOMS = frozenset({"cannot-overfit-one-batch", "input-ignored"})
 """What any fault may lead to: that a net cannot be fitted, or does not use its input, is said only where nothing else is found."""
+
+UNSTABLE = frozenset({"missing-warmup", "attention-logit-growth", "output-logit-drift"})
+"""What steps that are too long bring about in a transformer: whatever explains such steps explains these."""
 
 _EXPLAINS: dict[str, frozenset[str]] = {
     "nonfinite-data": frozenset(RANK[1:]),
@@ -181,6 +187,16 @@ _EXPLAINS: dict[str, frozenset[str]] = {
         "clipping-dominates",
     }),
     "unscaled-attention": frozenset({"signal-collapse", "vanishing-gradient", "learning-rate-too-low"}),
+    "attention-logit-growth": frozenset({
+        "output-logit-drift",
+        "loss-spike",
+        "signal-collapse",
+        "exploding-gradient",
+        "vanishing-gradient",
+        "learning-rate-too-low",
+        "nonfinite-loss",
+        "clipping-dominates",
+    }),
     "small-batch-batchnorm": frozenset({
         "train-eval-gap",
         "stale-running-stats",
@@ -243,6 +259,20 @@ _EXPLAINS: dict[str, frozenset[str]] = {
     "vanishing-gradient": frozenset({"learning-rate-too-low"}),
     "ill-conditioned": frozenset({"learning-rate-too-low"}),
     "clipping-dominates": frozenset({"learning-rate-too-low", "ill-conditioned"}),
+    "missing-warmup": frozenset({
+        "attention-logit-growth",
+        "output-logit-drift",
+        "loss-spike",
+        "signal-collapse",
+        "dead-units",
+        "saturated-units",
+        "exploding-gradient",
+        "vanishing-gradient",
+        "learning-rate-too-low",
+        "nonfinite-loss",
+        "clipping-dominates",
+    }),
+    "output-logit-drift": frozenset({"loss-spike", "nonfinite-loss", "clipping-dominates"}),
     "loss-spike": frozenset({"nonfinite-loss"}),
     "learning-rate-too-high": frozenset({"loss-spike", "nonfinite-loss", "train-eval-gap", "stale-running-stats"}),
     "cannot-overfit-one-batch": frozenset({"input-ignored"}),
@@ -250,7 +280,9 @@ _EXPLAINS: dict[str, frozenset[str]] = {
 }
 
 EXPLAINS = {
-    code: _EXPLAINS.get(code, frozenset()) | (frozenset() if code in SYMPTOMS else SYMPTOMS)
+    code: _EXPLAINS.get(code, frozenset())
+    | (frozenset() if code in SYMPTOMS else SYMPTOMS)
+    | (UNSTABLE if "learning-rate-too-high" in {code, *_EXPLAINS.get(code, ())} else frozenset())
     for code in RANK
     if code in _EXPLAINS or code not in SYMPTOMS
 }
@@ -262,6 +294,7 @@ LATER = {
     ("exploding-gradient", "dead-units"),
     ("loss-at-init-off", "dead-units"),
     ("exploding-gradient", "saturated-units"),
+    *(("saturated-units", code) for code in sorted(UNSTABLE)),
     ("learning-rate-too-high", "dead-units"),
     ("learning-rate-too-high", "saturated-units"),
     ("learning-rate-too-high", "exploding-gradient"),
@@ -269,6 +302,8 @@ LATER = {
     ("learning-rate-too-high", "vanishing-gradient"),
     ("learning-rate-too-high", "norm-precision"),
     ("exploding-gradient", "norm-precision"),
+    ("signal-collapse", "missing-warmup"),
+    ("vanishing-gradient", "missing-warmup"),
     *itertools.product(
         ("signal-collapse", "dead-units", "saturated-units", "vanishing-gradient", "learning-rate-too-high"),
         ("excessive-weight-decay", "decayed-norm-parameters"),  # what gets no gradient is left to the decay
@@ -278,13 +313,16 @@ LATER = {
 
 
 def explain(
-    found: Sequence[tuple[Finding, int]], apart: Callable[[Finding, Finding], bool] = lambda cause, effect: False
+    found: Sequence[tuple[Finding, int]],
+    apart: Callable[[Finding, Finding], bool] = lambda cause, effect: False,
+    first: str | None = None,
 ) -> tuple[Finding, ...]:
     """Name the causes of each finding and put the findings in the order of reading.
 
     Args:
         found: Findings, each with the step at which its fault was there for the first time.
         apart: Whether two findings are about models between which neither signal nor gradient passes.
+        first: A root that trials have decided on; it comes before the others.
 
     Returns:
         Roots first (graver ones first, origin before consequence), each followed by what it explains.
@@ -300,7 +338,7 @@ def explain(
             and not apart(other, finding)
         ]
         named.append(replace(finding, causes=tuple(dict.fromkeys(causes))))
-    return _in_reading_order(_without_cycles(named))
+    return _in_reading_order(_without_cycles(named), first)
 
 
 def without_mere_symptoms(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -345,9 +383,9 @@ def _rank(code: str) -> int:
     return RANK.index(code) if code in RANK else len(RANK)
 
 
-def _in_reading_order(findings: list[Finding]) -> tuple[Finding, ...]:
-    def order(finding: Finding) -> tuple[int, int]:
-        return SEVERITIES.index(finding.severity), _rank(finding.code)
+def _in_reading_order(findings: list[Finding], first: str | None) -> tuple[Finding, ...]:
+    def order(finding: Finding) -> tuple[bool, int, int]:
+        return finding.code != first, SEVERITIES.index(finding.severity), _rank(finding.code)
 
     roots = sorted((f for f in findings if not f.causes), key=order)
     rest = sorted((f for f in findings if f.causes), key=order)

@@ -11,6 +11,7 @@ from trimtab._setup import Setup
 from trimtab.diagnosis import probes
 from trimtab.diagnosis.causes import SYMPTOMS, explain, without_mere_symptoms
 from trimtab.diagnosis.conditioning import modes
+from trimtab.diagnosis.confidence import is_root, weighed
 from trimtab.diagnosis.evaluation import losses_by_mode
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.kinship import strangers
@@ -38,7 +39,7 @@ def diagnose(
         run: A `Setup`, which is trained in place for its `steps` under watch; or a `Record`, or the path of one, which may
             still be written. Where a setup's model keeps running statistics, its loss is then computed on up to 8 of its
             batches in training and in evaluation mode, and the model put back. The probes of `diagnosis.probes` then run on it,
-            and leave it as it was.
+            and leave it as it was. Its weights and buffers are copied before training, so that two roots can be tried from its start.
         ignore: Findings to leave out, as codes ("dead-units") or codes at a place ("dead-units@body.2"). A place
             stands for what lies in it; a finding loses the places that are ignored, and goes when none is left.
         store: File for the record of a setup; None keeps it in memory.
@@ -80,8 +81,13 @@ def diagnose_record(record: Record, ignore: Sequence[str] = ()) -> Diagnosis:
     kept = (
         entry._replace(finding=left) for entry in found if (left := without_ignored(entry.finding, ignore)) is not None
     )
-    findings = without_mere_symptoms(explain(list(kept), strangers(record)))
-    return Diagnosis(findings, facts_of(record, view))
+    removal = view.probe("removal")
+    findings = _explained(list(kept), record, removal.get("decided"))
+    return Diagnosis(weighed(findings, removal), facts_of(record, view))
+
+
+def _explained(found: Sequence[Found], record: Record, first: str | None = None) -> tuple[Finding, ...]:
+    return without_mere_symptoms(explain(found, strangers(record), first))
 
 
 def check_ignored(ignore: Sequence[str]) -> None:
@@ -125,7 +131,7 @@ def _is_within(place: str, where: str) -> bool:
 
 def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int], None] | None) -> Record:
     every = max(1, setup.steps // RECORDED)
-    target = Store(store)
+    target, start = Store(store), probes.removal.start_of(setup)
     recorder = Recorder(target, Schedule(every), type(setup.model).__name__, Ride)
     recorder.add_model(setup.model)
     for optimizer in setup.optimizers:
@@ -138,7 +144,7 @@ def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int]
                 progress(done, setup.steps)
         recorder.close(how)
         target.facts({"evaluation": losses_by_mode(setup), "modes": modes(setup)})
-        _probe(setup, target)
+        _probe(setup, target, start)
     except BaseException as error:
         how = f"{type(error).__name__}: {error}"
         raise
@@ -148,20 +154,23 @@ def _train(setup: Setup, store: str | Path | None, progress: Callable[[int, int]
     return Record.of(target)
 
 
-def _probe(setup: Setup, target: Store) -> None:
-    """Ask the trained setup what the record cannot tell; what is dear only where nothing explains a run that does not learn."""
+def _probe(setup: Setup, target: Store, start: probes.removal.Start | None) -> None:
+    """Ask the trained setup what the record cannot tell; what is dear only where the rest leaves it open."""
     try:
         batches = probes.drawn(setup, probes.BATCHES)
     except Exception:  # data that can be had once: then nobody knows
         return
-    found = probes.after_training(setup, batches)
-    target.facts({"probes": found})
-    view = View(Record.of(target))
-    if not view.learned and not any(
-        f.finding.severity == "error" and f.finding.code not in SYMPTOMS for f in _found(view)
-    ):
-        found["cannot-overfit-one-batch"] = probes.cannot_overfit_one_batch.probe(setup, batches)
-        target.facts({"probes": found})
+    facts = probes.after_training(setup, batches)
+    target.facts({"probes": facts})
+    record = Record.of(target)
+    view = View(record)
+    found = _found(view)
+    if not view.learned and not any(f.finding.severity == "error" and f.finding.code not in SYMPTOMS for f in found):
+        facts["cannot-overfit-one-batch"] = probes.cannot_overfit_one_batch.probe(setup, batches)
+    roots = [f.code for f in _explained(found, record) if is_root(f)]
+    if start is not None and probes.removal.rivals(roots):
+        facts["removal"] = probes.removal.probe(setup, start, roots)
+    target.facts({"probes": facts})
 
 
 def _found(view: View) -> list[Found]:

@@ -45,6 +45,12 @@ class Progress:
         return abs(self.first - self.last) <= max(0.03 * abs(self.first), self.noise)
 
     @property
+    def given_back(self) -> float:
+        """Share of what the run had taken off the loss at its best that it has put on again since."""
+        won = self.baseline - self.best
+        return max((self.last - self.best) / won, 0.0) if won > 0 else 0.0
+
+    @property
     def rose(self) -> bool:
         """Whether the loss ended clearly above its start."""
         return self.last > self.first + max(0.1 * abs(self.first), 2 * self.noise)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trimtab.diagnosis.attention import Course, courses
 from trimtab.diagnosis.batch_norms import BatchNorm, batch_norms
 from trimtab.diagnosis.expected import TimeFlow, predictions, time_flows
 from trimtab.diagnosis.layers import Layer, layers, links_of, module_of
@@ -69,6 +70,11 @@ class View:
     def batch_norms(self) -> list[BatchNorm]:
         """The batch normalizations of every active model in forward order."""
         return batch_norms(self.record)
+
+    @cached_property
+    def attentions(self) -> list[Course]:
+        """The attentions of every active model in forward order, at the steps that were looked at in detail."""
+        return courses(self)
 
     @cached_property
     def predictions(self) -> dict[int, Prediction]:

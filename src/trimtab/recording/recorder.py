@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from trimtab import _torch
 from trimtab.errors import UsageError
 from trimtab.recording import batch_statistics, clock, details
+from trimtab.recording.attention import attentions
 from trimtab.recording.broadcasting import broadcasts
 from trimtab.recording.clearing import Clearing
 from trimtab.recording.closeup import CloseUp
@@ -517,6 +518,7 @@ class Recorder:
             if window.detail and window.passes == window.first_pass + 1 and losses:
                 origins = self._close_up.answers(losses[0], window.links)
                 window.details["loss"] = loss_facts(losses[0], origins) | {"broadcasts": broadcasts(losses[0], origins)}
+                window.details["attention"] = attentions(losses[0], origins)
         except Exception as error:  # never into the user's backward pass
             self.fail(error)
 

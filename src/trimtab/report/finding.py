@@ -65,6 +65,8 @@ class Finding:
         repairs: What mends it, the best first.
         reference: Paper or report that describes the fault.
         location: The line of the user's code to look at, where it is known.
+        confidence: How often a root that stands as this one does was the true cause, 0 to 1 (`diagnosis.confidence`); None for notes and
+            for what others explain.
     """
 
     code: str
@@ -76,6 +78,7 @@ class Finding:
     repairs: tuple[Repair, ...] = ()
     reference: str = ""
     location: Location | None = None
+    confidence: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as plain data, for JSON."""

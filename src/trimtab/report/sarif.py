@@ -24,7 +24,7 @@ def render_sarif(diagnosis: Diagnosis, *, root: str | Path | None = None, langua
     """The diagnosis as a SARIF 2.1.0 log with one run.
 
     Each code is a rule whose help is its page, each finding a result. A finding that others explain has its causes
-    as related locations. `partialFingerprints` depend on code and places only, so they hold from run to run.
+    as related locations. A root's confidence is its `rank`, of 100. `partialFingerprints` depend on code and places only, so they hold from run to run.
 
     Args:
         diagnosis: What to render.
@@ -80,11 +80,14 @@ def _result(finding: Finding, diagnosis: Diagnosis, rules: tuple[str, ...], base
         "properties": strict({
             "where": finding.where,
             "causes": finding.causes,
+            "confidence": finding.confidence,
             "evidence": finding.to_dict()["evidence"],
             "repairs": finding.to_dict()["repairs"],
             "reference": finding.reference,
         }),
     }
+    if finding.confidence is not None:
+        result["rank"] = round(100.0 * finding.confidence, 1)
     causes = [cause for cause in diagnosis.findings if cause.code in finding.causes and cause is not finding]
     if causes:
         result["relatedLocations"] = [

@@ -120,6 +120,12 @@ def _place(where: Sequence[str]) -> str:
     return say("at {places}", places=places(where))
 
 
+def _confidence(finding: Finding) -> str:
+    if finding.confidence is None:
+        return ""
+    return say("(confidence {share})", share=f"{finding.confidence:.1f}")
+
+
 class _Writer:
     """Builds the parts of the report for one width and one set of characters."""
 
@@ -141,13 +147,14 @@ class _Writer:
         if not groups:
             yield self.calm(diagnosis.run)
             yield ""
-        if len(groups) > 1:
+        several = len(groups) > 1
+        if several:
             yield from self.contents([main for main, _ in groups])
             yield ""
         for i, (main, following) in enumerate(groups, start=1):
-            if len(groups) > 1:
+            if several:
                 yield self.rule(say("{i} of {n}", i=i, n=len(groups)))
-            yield from self.main(main)
+            yield from self.main(main, _confidence(main) if several else "")
             yield from self.following(main, following)
             yield from self.pointers(main)
             yield ""
@@ -193,7 +200,7 @@ class _Writer:
             return mark.append(self.text(say("Nothing found; no training step was seen, though.")))
         return mark.append(self.text(say("Nothing found that would keep this network from training.")))
 
-    def main(self, finding: Finding) -> Iterator[RenderableType]:
+    def main(self, finding: Finding, remark: str = "") -> Iterator[RenderableType]:
         severity = _SEVERITY[finding.severity]().upper()
         head = title(finding.code) or in_words(finding.code).capitalize()
         place = _place(finding.where)
@@ -202,7 +209,11 @@ class _Writer:
         verdict.add_column(overflow="fold")
         verdict.add_row(self.text(severity, _COLOURS[finding.severity]), self.text(head, "bold"))
         where = self.code(finding)
-        verdict.add_row("", where.append(" ").append(self.text(place, "bold")) if place else where)
+        if place:
+            where.append(" ").append(self.text(place, "bold"))
+        if remark:
+            where.append(" ").append(self.text(remark))
+        verdict.add_row("", where)
         yield verdict
         yield ""
         yield self.indented(self.text(finding.summary))
@@ -227,7 +238,7 @@ class _Writer:
     def contents(self, mains: Sequence[Finding]) -> Iterator[Text]:
         yield self.text(say("{roots}:", roots=_count(len(mains), "root")), "bold")
         for i, main in enumerate(mains[: _MOST["roots"]], start=1):
-            yield self.cut(Text(f"  {i}  ").append(self.named(main)), self.width)
+            yield self.cut(Text(f"  {i}  ").append(self.named(main, _confidence(main))), self.width)
         if len(mains) > _MOST["roots"]:
             yield self.text(say("and {n} more", n=len(mains) - _MOST["roots"]), "dim")
 

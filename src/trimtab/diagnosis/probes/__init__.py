@@ -1,7 +1,7 @@
 """Active probes, one a file: each looks at a setup, leaves everything as it was, and gives facts for the record."""
 
 from trimtab._setup import Setup
-from trimtab.diagnosis.probes import cannot_overfit_one_batch, cross_sample_leak, future_leak, input_ignored
+from trimtab.diagnosis.probes import cannot_overfit_one_batch, cross_sample_leak, future_leak, input_ignored, removal
 from trimtab.diagnosis.probes.calls import Drawn, drawn, stacked
 
 Facts = dict[str, dict[str, object]]
@@ -55,5 +55,6 @@ __all__ = [
     "drawn",
     "future_leak",
     "input_ignored",
+    "removal",
     "stacked",
 ]

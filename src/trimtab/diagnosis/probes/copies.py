@@ -31,7 +31,10 @@ def copied(setup: Setup) -> Iterator[Setup]:
     Raises:
         Declined: Model and optimizers cannot be copied.
     """
-    with unchanged(setup.model, *setup.model.parameters(), *setup.model.buffers(), used_by=(setup.loss, setup.step)):
+    # A step of the setup's own may hold the setup's own optimizers: their state is kept too.
+    held = [kept for optimizer in setup.optimizers for kept in (optimizer.state, optimizer.param_groups)]
+    model = setup.model
+    with unchanged(model, *model.parameters(), *model.buffers(), *held, used_by=(setup.loss, setup.step)):
         try:
             model, optimizers = copy.deepcopy((setup.model, list(setup.optimizers)))  # together: they share tensors
         except Exception as error:

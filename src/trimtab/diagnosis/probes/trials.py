@@ -51,6 +51,7 @@ def trial(
     *,
     factor: float = 1.0,
     change: Callable[[Call], Call] | None = None,
+    prepare: Callable[[Setup], None] | None = None,
     told: Told | None = None,
 ) -> Trial:
     """Train a copy for a few steps.
@@ -61,6 +62,7 @@ def trial(
         steps: Steps.
         factor: On every learning rate.
         change: What to make of what the model is given.
+        prepare: Told the copy before it is trained.
         told: Told steps done and all steps.
 
     Returns:
@@ -72,6 +74,8 @@ def trial(
     losses: list[float] = []
     norms: list[float] = []
     with copied(setup) as one:
+        if prepare is not None:
+            prepare(one)
         for optimizer in one.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * factor

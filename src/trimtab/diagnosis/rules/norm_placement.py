@@ -59,7 +59,7 @@ def find(view: View) -> Iterator[Found]:
         last = _last_norm(view, model, links)
         if last is not None:
             yield from _before_the_loss(view, model, last, links[last])
-        chain = _post_norms(view, model, links)
+        chain = post_norms(view, model, links)
         if len(chain) >= DEEP and _suffers(view, model, chain):
             yield Found(_deep(view, model, chain))
 
@@ -217,10 +217,19 @@ def _samples_alike(view: View, model: int, call: str, values: int) -> Finding:
 # Behind residual sums -------------------------------------------------------------------------------------------------
 
 
-def _post_norms(view: View, model: int, links: dict[str, dict[str, Any]]) -> list[str]:
-    """The longest chain of norms each of which takes the sum of the norm before and of a branch."""
+def post_norms(view: View, model: int, links: dict[str, dict[str, Any]] | None = None) -> list[str]:
+    """The longest chain of norms each of which takes the sum of the norm before and of a branch.
+
+    Args:
+        view: The record.
+        model: Index of the model.
+        links: Where its calls' inputs come from; None to look it up.
+
+    Returns:
+        The calls in forward order.
+    """
     length: dict[str, list[str]] = {}
-    for call, link in links.items():
+    for call, link in (links_of(view.record, model) if links is None else links).items():
         if not is_norm(view.class_of(model, call)) or "Add" not in link["operations"] or len(link["sources"]) < 2:
             continue
         before = [source for source in link["sources"] if is_norm(view.class_of(model, source))]

@@ -1,10 +1,10 @@
 """`unscaled-attention`: products of queries and keys so large that each query looks at one key from the start."""
 
-import itertools
 import math
 from collections.abc import Iterator
 
 from trimtab._messages import say
+from trimtab.diagnosis.attention import places
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.view import View
 from trimtab.report import Evidence, Finding, Repair, Severity
@@ -36,20 +36,10 @@ def _is_sharp(attention: Attention) -> bool:
 
 
 def _places(view: View, model: int, attention: Attention) -> tuple[str, ...]:
-    """The module that makes queries and keys, or those that do; what comes behind the softmax where neither is known."""
     behind = attention.name.rpartition(".")[0]  # the first of several outputs is `name.0`
-    if view.class_of(model, behind) == "MultiheadAttention":  # which makes queries and keys in functions
-        return (view.name(model, behind),)
-    sources = [view.module(model, source) for source in attention.sources]
-    if not sources:
-        return (view.name(model, attention.name),)
-    common = ".".join(
-        a
-        for a, b in itertools.takewhile(
-            lambda ab: ab[0] == ab[1], zip(*(s.split(".") for s in (sources[0], sources[-1])), strict=False)
-        )
-    )
-    return (view.name(model, common),) if common else tuple(view.name(model, source) for source in sources)
+    if view.class_of(model, behind) != "MultiheadAttention":
+        behind = attention.name
+    return places(view, model, behind, attention.sources)
 
 
 def _squares(attention: Attention) -> float:
@@ -68,9 +58,9 @@ def _found(view: View, model: int, sharp: list[Attention]) -> Found:
     severity: Severity = "error"
     if view.learned or view.before_training:
         severity = "warning" if unscaled or view.before_training else "note"
-    places = tuple(dict.fromkeys(place for a in sharp for place in _places(view, model, a)))
+    found = tuple(dict.fromkeys(place for a in sharp for place in _places(view, model, a)))
     evidence = [
-        Evidence(say("variance of the logits"), _variance(first), 1.0, None, "", 0, places[0]),
+        Evidence(say("variance of the logits"), _variance(first), 1.0, None, "", 0, found[0]),
         Evidence(
             say("the same, as the weights predict"),
             _variance(first),
@@ -78,7 +68,7 @@ def _found(view: View, model: int, sharp: list[Attention]) -> Found:
             first.variance_tolerance if math.isfinite(first.variance_tolerance) else None,
             "x",
             0,
-            places[0],
+            found[0],
         ),
         Evidence(
             say("sum of a query's squared weights, against equal ones"),
@@ -87,12 +77,12 @@ def _found(view: View, model: int, sharp: list[Attention]) -> Found:
             None,
             "",
             0,
-            places[0],
+            found[0],
         ),
     ]
     if math.isfinite(first.scale):
         evidence.insert(
-            0, Evidence(say("factor on the products, 1/sqrt(d)"), first.scale, usual, None, "", 0, places[0])
+            0, Evidence(say("factor on the products, 1/sqrt(d)"), first.scale, usual, None, "", 0, found[0])
         )
     why = (
         say("The products of {d} terms are not divided by sqrt({d}).", d=first.dimension)
@@ -103,11 +93,11 @@ def _found(view: View, model: int, sharp: list[Attention]) -> Found:
         Finding(
             code="unscaled-attention",
             severity=severity,
-            where=places,
+            where=found,
             summary=say(
                 "The logits of the attention at {place} have a variance of {variance:.3g}, where 1 is expected: before anything is learnt a query gives {share} "
                 "keys all of its weight, and its softmax passes next to no gradient.",
-                place=places[0],
+                place=found[0],
                 variance=_variance(first),
                 share=say("one or two") if _squares(first) > 0.5 else say("a few"),
             )
