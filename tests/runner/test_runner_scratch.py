@@ -85,7 +85,7 @@ def test_a_traceback_from_elsewhere_keeps_the_users_frames():
         f'  File "{ours}", line 5, in run',
         "    exec(code)",
         "    ^^^^",
-        '  File "/home/me/train.py", line 7, in <module>',
+        '  File "/somewhere/train.py", line 7, in <module>',
         "    f()",
         '  File "/lib/python3/concurrent/futures/thread.py", line 2, in f',
         "    g()",
