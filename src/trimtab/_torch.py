@@ -11,6 +11,7 @@
 - `Node._input_metadata`: shapes of what an operation has made, which its backward pass is given gradients of.
 - `torch.multiprocessing.reductions.StorageWeakRef`: a storage, not kept alive; while it is held, no other comes by its identity.
 - `torch.autograd.backward`: the one Python function behind `Tensor.backward`; it is wrapped while somebody listens.
+- `Module.__call__`: what every call of a module goes by; it is wrapped until a script's first training pass has come.
 - `torch.compiler.set_stance(...)`: what it returns, a context manager, knows the stance before (`prev`).
 """
 
@@ -40,6 +41,7 @@ __all__ = [
     "sequence_number",
     "stop_listening_to_backward",
     "weak_storage",
+    "wrap_module_calls",
 ]
 
 
@@ -238,3 +240,26 @@ def stop_listening_to_backward(listener: BackwardListener) -> None:
         _listeners = tuple(other for other in _listeners if other is not listener)
         while not _listeners and torch.autograd.backward in _wrappers:
             torch.autograd.backward = torch.autograd.backward.__wrapped__  # type: ignore[attr-defined]
+
+
+def wrap_module_calls(around: Callable[..., Any]) -> Callable[[], None]:
+    """Let every call of every module go by a function, before any hook is read.
+
+    Args:
+        around: `around(call, module, args, kwargs)` gives what `call(module, *args, **kwargs)` gives.
+
+    Returns:
+        A function that puts back what was there before.
+    """
+    original = torch.nn.Module.__call__
+
+    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return around(original, module, args, kwargs)
+
+    torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    def put_back() -> None:
+        if torch.nn.Module.__call__ is call:
+            torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    return put_back

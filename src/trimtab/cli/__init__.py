@@ -1,4 +1,4 @@
-"""The command line: `trimtab demo | run | check | diagnose | explain`."""
+"""The command line: `trimtab demo | run | check | diagnose | repair | predict | probe | explain`."""
 
 from trimtab.cli.main import main
 

@@ -13,6 +13,7 @@ from trimtab.cli.diagnose import check, diagnose
 from trimtab.cli.explain import explain
 from trimtab.cli.predict import predict
 from trimtab.cli.probe import probe
+from trimtab.cli.repair import repair
 from trimtab.cli.run import run
 from trimtab.errors import TrimtabError
 
@@ -28,7 +29,7 @@ def commands() -> None:
     """Learn why a PyTorch network won't train: the root cause, the layer, the number, the repair."""
 
 
-for command in (demo, run, check, diagnose, predict, probe, explain):
+for command in (demo, run, check, diagnose, repair, predict, probe, explain):
     commands.add_command(command)
 
 

@@ -66,7 +66,12 @@ def repair(
         SetupError: The factory gives no setup, or its batches cannot be used.
         StepError: A loss is not a scalar tensor.
     """
-    _refuse_wrong(make_setup, seeds, budget)
+    if not callable(make_setup):
+        raise UsageError(
+            f"make_setup must be a function of a seed that gives a fresh Setup, but it is a {type(make_setup).__name__}; "
+            "a Setup itself can be trained once only"
+        )
+    refuse_wrong(seeds, budget)
     check_ignored(ignore)
     from trimtab.repairs.showing import shown  # rich is loaded where it is used
 
@@ -75,11 +80,19 @@ def repair(
     allowed = int(budget * run_steps)
     with shown(progress, allowed) as told:
         running = Running(make_setup, executor or local_executor(), Journal(journal, _name(make_setup)), told)
-        return _Repair(make_setup, running, run_steps, allowed, propose).prescribe(seeds, ignore)
+        return Prescriber(make_setup, running, run_steps, allowed, propose).prescribe(seeds, ignore)
 
 
-class _Repair:
-    """One repair on its way."""
+class Prescriber:
+    """One repair on its way.
+
+    Args:
+        make_setup: Gives the run fresh, to look at.
+        running: Does the runs.
+        run_steps: Training steps of one.
+        allowed: Training steps that all may take.
+        propose: What to try against a root cause.
+    """
 
     def __init__(self, make_setup: MakeSetup, running: Running, run_steps: int, allowed: int, propose: Propose) -> None:
         self._make, self._running, self._propose = make_setup, running, propose
@@ -87,8 +100,17 @@ class _Repair:
         self._patients: dict[tuple[str, ...], Patient] = {}
 
     def prescribe(self, seeds: int, ignore: Sequence[str]) -> Prescription:
+        """Diagnose, search and prove.
+
+        Args:
+            seeds: Of a proof.
+            ignore: Findings to leave alone.
+
+        Returns:
+            The prescription.
+        """
         first = self._running.run([Job((), 0, watched=True)])[0]
-        diagnosis = _without(first.diagnosis or Diagnosis(), ignore)
+        diagnosis = without(Diagnosis() if first.diagnosis is None else first.diagnosis, ignore)
         measure = "loss" if self._patient(()).setup.evaluate is None else "evaluate"
         trials: list[Trial] = []
         if grave(diagnosis):
@@ -231,7 +253,16 @@ def _told(candidate: Candidate) -> Trial:
     )
 
 
-def _without(diagnosis: Diagnosis, ignore: Sequence[str]) -> Diagnosis:
+def without(diagnosis: Diagnosis, ignore: Sequence[str]) -> Diagnosis:
+    """A diagnosis without findings that are to be left alone.
+
+    Args:
+        diagnosis: The diagnosis.
+        ignore: Their codes.
+
+    Returns:
+        What is left.
+    """
     """The diagnosis without findings to leave alone, and without what depends on the clock: the same on any machine."""
     kept = tuple(left for f in diagnosis.findings if (left := without_ignored(f, ignore)) is not None)
     return Diagnosis(kept, replace(diagnosis.run, watching=None))
@@ -241,12 +272,16 @@ def _name(make_setup: MakeSetup) -> str:
     return getattr(make_setup, "__qualname__", None) or repr(make_setup)
 
 
-def _refuse_wrong(make_setup: MakeSetup, seeds: int, budget: float) -> None:
-    if not callable(make_setup):
-        raise UsageError(
-            f"make_setup must be a function of a seed that gives a fresh Setup, but it is a {type(make_setup).__name__}; "
-            "a Setup itself can be trained once only"
-        )
+def refuse_wrong(seeds: int, budget: float) -> None:
+    """Refuse what no repair could be proved with.
+
+    Args:
+        seeds: Seeds of a proof.
+        budget: Training runs.
+
+    Raises:
+        UsageError: One seed has no spread, or there is no room for a proof.
+    """
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 2:
         raise UsageError(f"seeds must be a whole number of at least 2, but it is {seeds!r}: one seed has no spread")
     least = 1 + 1 + 3 * seeds

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trimtab.repairs.trials import Job, MakeSetup, Outcome, run_job
+from trimtab.repairs.trials import Job, Outcome, run_job
 
 
 class Serial(Executor):
@@ -35,13 +35,21 @@ class Serial(Executor):
         return future
 
 
-def local_executor() -> Executor:
-    """Processes on this machine, as many as it has cores; with one core this process.
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def local_executor(workers: int | None = None) -> Executor:
+    """Processes on this machine.
+
+    Args:
+        workers: How many; None for as many as there are cores. One is this process.
 
     Returns:
         The executor.
     """
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = workers or cores()
     if workers == 1:
         return Serial()
     from loky import get_reusable_executor
@@ -84,16 +92,25 @@ class Journal:
 
 
 class Running:
-    """Does runs of one factory and counts their steps."""
+    """Does runs of one factory and counts their steps.
+
+    Args:
+        make_setup: What is run, a factory for `run_job`; it goes to wherever a run is done by cloudpickle.
+        executor: Does them.
+        journal: Knows those that are done.
+        told: Told of each.
+        do: Given a pickle of what is run and of the job.
+    """
 
     def __init__(
         self,
-        make_setup: MakeSetup,
+        make_setup: Any,
         executor: Executor,
         journal: Journal,
         told: Callable[[Job, Outcome], None] | None = None,
+        do: Callable[[bytes], Outcome] = run_job,
     ) -> None:
-        self._make, self._executor, self._journal, self._told = make_setup, executor, journal, told
+        self._make, self._executor, self._journal, self._told, self._do = make_setup, executor, journal, told, do
         self.steps = 0
         """Training steps of all runs that were asked for."""
 
@@ -114,7 +131,7 @@ class Running:
         for job in {job.key: job for job in jobs}.values():
             known = self._journal.get(job)
             if known is None:
-                waiting[self._executor.submit(run_job, _payload(self._make, job))] = job
+                waiting[self._executor.submit(self._do, _payload(self._make, job))] = job
             else:
                 found[job.key] = known
                 self._tell(job, known)
@@ -136,7 +153,7 @@ class Running:
             self._told(job, outcome)
 
 
-def _payload(make_setup: MakeSetup, job: Job) -> bytes:
+def _payload(make_setup: Any, job: Job) -> bytes:
     import cloudpickle
 
     from trimtab.errors import RepairError

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ HELD = 4
 """Batches that the loss is taken on."""
 
 MakeSetup = Callable[[int], Setup]
+
+_one_at_a_time = threading.Lock()
+"""Random states and the number of threads are the process's: a Dask worker with several threads does one run after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +84,15 @@ def run_job(payload: bytes) -> Outcome:
     """
     import cloudpickle
 
-    make_setup, job = cloudpickle.loads(payload)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the order of summation, and so every digit, is the same wherever it runs
-    try:
-        with unchanged():
-            return _run(make_setup, job)
-    finally:
-        torch.set_num_threads(threads)
+    with _one_at_a_time:
+        make_setup, job = cloudpickle.loads(payload)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the order of summation, and so every digit, is the same wherever it runs
+        try:
+            with unchanged():
+                return _run(make_setup, job)
+        finally:
+            torch.set_num_threads(threads)
 
 
 def fresh(make_setup: MakeSetup, seed: int) -> Setup:

@@ -83,6 +83,7 @@ class Prescription:
         run_steps: Training steps of one run.
         steps: Training steps taken in all, the diagnosis among them.
         finished: Whether it ended by itself, within its budget.
+        notes: What else is to be known, a sentence each: what could not be tried and why.
     """
 
     diagnosis: Diagnosis
@@ -92,6 +93,7 @@ class Prescription:
     run_steps: int = 0
     steps: int = 0
     finished: bool = True
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Strict JSON: an object with `schema`, `trimtab`, the fields of this class, and each trial as an object."""
@@ -104,6 +106,7 @@ class Prescription:
             "run_steps": self.run_steps,
             "steps": self.steps,
             "finished": self.finished,
+            "notes": list(self.notes),
             "diagnosis": strict(self.diagnosis.to_dict()),
         }
         return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)

@@ -37,6 +37,8 @@ def render_prescription(prescription: Prescription) -> str:
     else:
         lines += [say("Nothing found that would keep this network from training: nothing to repair."), ""]
     lines += _table(prescription)
+    for note in prescription.notes:
+        lines += [*_labelled(say("Note"), note), ""]
     lines += _cost(prescription)
     return "\n".join(lines).rstrip("\n") + "\n"
 

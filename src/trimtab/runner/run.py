@@ -57,17 +57,40 @@ class _Enough(SystemExit):
     """The run has done the steps it was to do."""
 
 
-def new_store(name: str) -> Path:
-    """A fresh file name in `.trimtab/` of the working directory, which is made with an ignore file of its own."""
+def own_folder() -> Path:
+    """`.trimtab/` of the working directory, which is made with an ignore file of its own.
+
+    Returns:
+        Its full path.
+
+    Raises:
+        OSError: It cannot be made.
+    """
     folder = Path(FOLDER).absolute()
+    folder.mkdir(exist_ok=True)
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n")
+    return folder
+
+
+def new_store(name: str) -> Path:
+    """A fresh file name in `.trimtab/`.
+
+    Args:
+        name: What it begins with.
+
+    Returns:
+        The file, which is made, and empty.
+
+    Raises:
+        RecordError: It cannot be made.
+    """
     try:
-        folder.mkdir(exist_ok=True)
-        ignore = folder / ".gitignore"
-        if not ignore.exists():
-            ignore.write_text("*\n")
+        folder = own_folder()
     except OSError as error:
         raise RecordError(
-            f"cannot make {folder} for the record: {error.strerror}; name another place with --store, or use --no-store"
+            f"cannot make {Path(FOLDER).absolute()} for the record: {error.strerror}; name another place with --store, or use --no-store"
         ) from error
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
