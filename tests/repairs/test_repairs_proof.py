@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from trimtab.repairs.proof import EARLY, LEVEL, as_numbers, gain, looks
+from trimtab.repairs.proof import EARLY, LEVEL, as_numbers, gain, looks, no_worse
 
 NUMBERS = st.floats(-10, 10).map(lambda x: round(x, 3))
 
@@ -52,3 +52,13 @@ def test_equal_gains_without_spread_are_proved_and_ties_are_not():
 
 def test_a_run_that_broke_counts_as_the_worst():
     assert as_numbers([0.5, None], -3.0) == [0.5, -3.0]
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=2, max_size=8))
+def test_raised_controls_never_make_a_gain_larger(rows):
+    with_it, control, untrained = zip(*rows, strict=True)
+    assert gain(with_it, no_worse(control, untrained), last=True).mean <= gain(with_it, control, last=True).mean + 1e-12
+
+
+def test_a_control_that_diverged_counts_as_untrained():
+    assert no_worse([0.5, -10.0, -3.0], [0.1, 0.1, None, 0.1]) == [0.5, 0.1, -3.0]

@@ -81,3 +81,19 @@ def as_numbers(scores: Sequence[float | None], floor: float) -> list[float]:
         Numbers.
     """
     return [floor if score is None else score for score in scores]
+
+
+def no_worse(scores: Sequence[float], untrained: Sequence[float | None]) -> list[float]:
+    """Scores of a control, in which a run that ends worse than the untrained net counts as the untrained net.
+
+    One diverged run would else widen the interval without bound. A control can only gain by it, so that a proved gain over these
+    scores is one over the true ones as well.
+
+    Args:
+        scores: Scores of doing nothing or of random changes, a seed each.
+        untrained: Scores of the untrained net on the same seeds, and maybe on more; None where it has none.
+
+    Returns:
+        The scores, raised where that applies.
+    """
+    return [score if least is None else max(score, least) for score, least in zip(scores, untrained, strict=False)]

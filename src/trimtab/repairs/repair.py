@@ -13,7 +13,7 @@ from trimtab.diagnosis.diagnose import check_ignored, without_ignored
 from trimtab.errors import UsageError
 from trimtab.repairs.change import Change, answers_to, together
 from trimtab.repairs.patient import Patient
-from trimtab.repairs.proof import LEVEL, MOST_SEEDS, Gain, as_numbers, gain, looks
+from trimtab.repairs.proof import LEVEL, MOST_SEEDS, Gain, as_numbers, gain, looks, no_worse
 from trimtab.repairs.running import Journal, Running, local_executor
 from trimtab.repairs.search import Candidate, Propose, grave, search
 from trimtab.repairs.trials import Job, MakeSetup, Outcome, fresh
@@ -202,12 +202,15 @@ class Prescriber:
         return tuple(drawn)
 
     def _judged(self, candidate: Candidate, arms: dict[str, list[Outcome]], last: bool) -> Trial:
-        floor = self._floor(arms)
+        seeds = range(len(arms["with"]))
+        untrained = [o.score for o in self._running.run([Job((), seed, share=0) for seed in seeds])]
+        seen = [o.score for arm in arms.values() for o in arm] + untrained
+        floor = min((score for score in seen if score is not None), default=0.0)
         with_it, without, chance = (
             as_numbers([o.score for o in arms[arm]], floor) for arm in ("with", "without", "random")
         )
-        over_nothing: Gain = gain(with_it[: len(without)], without, last)
-        over_random: Gain = gain(with_it, chance, last)
+        over_nothing: Gain = gain(with_it[: len(without)], no_worse(without, untrained), last)
+        over_random: Gain = gain(with_it, no_worse(chance, untrained), last)
         return Trial(
             together(candidate.changes),
             tuple(change.family.name for change in candidate.changes),
@@ -222,13 +225,6 @@ class Prescriber:
             next((o.why for o in arms["with"] if o.why), ""),
             candidate.changes,
         )
-
-    def _floor(self, arms: dict[str, list[Outcome]]) -> float:
-        """The worst that was seen; where a run broke, the untrained net is looked at too: a broken run is worth no more."""
-        outcomes = [o for arm in arms.values() for o in arm]
-        if any(o.score is None for o in outcomes):
-            outcomes += self._running.run([Job((), seed, share=0) for seed in range(len(arms["without"]))])
-        return min((o.score for o in outcomes if o.score is not None), default=0.0)
 
 
 def _clear(interval: tuple[float, float] | None) -> bool:
@@ -261,9 +257,8 @@ def without(diagnosis: Diagnosis, ignore: Sequence[str]) -> Diagnosis:
         ignore: Their codes.
 
     Returns:
-        What is left.
+        What is left, without what depends on the clock: the same on any machine.
     """
-    """The diagnosis without findings to leave alone, and without what depends on the clock: the same on any machine."""
     kept = tuple(left for f in diagnosis.findings if (left := without_ignored(f, ignore)) is not None)
     return Diagnosis(kept, replace(diagnosis.run, watching=None))
 

@@ -111,8 +111,9 @@ class Running:
         do: Callable[[bytes], Outcome] = run_job,
     ) -> None:
         self._make, self._executor, self._journal, self._told, self._do = make_setup, executor, journal, told, do
+        self._counted: set[str] = set()
         self.steps = 0
-        """Training steps of all runs that were asked for."""
+        """Training steps of all runs that were asked for, each counted once."""
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Do several runs, as many at a time as the executor does.
@@ -148,6 +149,9 @@ class Running:
         return [found[job.key] for job in jobs]
 
     def _tell(self, job: Job, outcome: Outcome) -> None:
+        if job.key in self._counted:
+            return
+        self._counted.add(job.key)
         self.steps += outcome.steps
         if self._told is not None:
             self._told(job, outcome)

@@ -130,7 +130,7 @@ def _run(make_setup: MakeSetup, job: Job) -> Outcome:
     except RepairError as error:
         return Outcome(None, 0, str(error))
     except Exception as error:
-        if not job.changes:  # the user's own run: they are to see it
+        if not job.changes and job.share:  # the user's own run: they are to see it
             raise
         return Outcome(None, setup.steps, f"{type(error).__name__}: {error}".splitlines()[0][:300])
     if not math.isfinite(value):
