@@ -174,14 +174,6 @@ def test_a_model_that_the_loss_calls_in_parts_is_set_in_the_order_of_its_modules
         Change("fit-weights", {"method": "lsuv"}).apply(setup)
 
 
-def test_norm_gains_go_back_to_one_by_code_too():
-    model = convolutions()
-    nn.init.zeros_(model[1].weight)
-    theirs = by_code("reset-norms", model, layers=["1"])
-    assert_same(changed("reset-norms", model, (1, 4, 4), layers=["1"]), theirs)
-    assert torch.equal(model[1].weight, torch.ones(4))
-
-
 @pytest.mark.parametrize("matrix", ["identity", "orthogonal"])
 def test_recurrent_matrices_are_orthogonal_and_the_code_does_the_same(matrix):
     model = Recall(nn.LSTM)
@@ -216,7 +208,6 @@ def test_open_gates_keep_a_state(kind):
         ("draw-weights", {"layers": ["1"], "gain": 1.0}),  # a ReLU
         ("draw-weights", {"layers": ["9"], "gain": 1.0}),
         ("set-biases", {"layers": ["0"], "value": 0.0}),
-        ("reset-norms", {"layers": ["0"]}),
         ("draw-recurrent", {"layers": ["0"], "matrix": "identity"}),
         ("open-gates", {"layers": ["0"], "value": 1.0}),
     ],
@@ -257,16 +248,6 @@ def test_the_gain_is_that_of_the_activation_wherever_it_is_written():
     assert drawn.settings["gain"] == pytest.approx(1.5925374, rel=1e-5)  # 1/sqrt(E tanh(z)^2), by quadrature
 
 
-def test_zero_gains_are_named_and_set_to_one():
-    def broken():
-        model = convolutions()
-        nn.init.zeros_(model[1].weight)
-        return model
-
-    assert answers("signal-collapse", ("1",), broken, (1, 4, 4))[0] == Change("reset-norms", {"layers": ["1"]})
-    assert "reset-norms" not in {c.kind for c in answers("signal-collapse", ("1",), convolutions, (1, 4, 4))}
-
-
 def test_a_recurrent_layer_is_answered_by_its_own_matrices():
     kinds = [c.kind for c in answers("vanishing-gradient", ("rnn",), Recall, (6, 3))]
     assert kinds == ["draw-recurrent", "draw-recurrent"]
@@ -300,4 +281,4 @@ def test_every_kind_draws_settings_that_its_patient_takes():
             if (settings := kind.sample(patient, rng)) is not None
         ]
         taken = [patient.takes(Change(name, dict(settings))) for patient, settings in draws]
-        assert any(taken) or name == "reset-norms", name  # whose gains are one already
+        assert any(taken), name
