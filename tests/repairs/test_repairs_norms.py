@@ -15,6 +15,7 @@ from trimtab.norms import ChannelLayerNorm
 from trimtab.repairs.change import Change, answers_to
 from trimtab.repairs.families import modes, norm_insertion, norm_kind, norm_numbers, norm_precision
 from trimtab.repairs.patient import Patient
+from trimtab.repairs.search import MOST
 from trimtab.report import Finding
 
 
@@ -455,8 +456,9 @@ def test_zero_gains_are_answered_by_gains_of_one():
         nn.init.zeros_(setup.model[4].weight)
         return setup
 
-    kinds = first_answers("signal-collapse", make, "4")
-    assert kinds == [Change("set-gains", {"gain": 1.0, "layers": ["4"]})]
+    assert Change("set-gains", {"gain": 1.0, "layers": ["4"]}) in first_answers(
+        "signal-collapse", make, "4", count=MOST
+    )
 
 
 def test_a_deep_plain_net_is_answered_by_norms_behind_its_layers():
