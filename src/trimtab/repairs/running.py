@@ -12,7 +12,6 @@ from typing import Any
 
 from trimtab.repairs.trials import Job, Outcome, run_job
 
-
 IDLE = 60
 """Seconds after which a worker without work ends: longer than what is done between two rungs, which is in this process."""
 
