@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 
 import trimtab
+from trimtab.errors import RepairError
 from trimtab.repairs.change import answers_to
 from trimtab.repairs.families import FAMILIES
 from trimtab.repairs.search import MOST
@@ -85,9 +86,14 @@ def blindly(finding, patient):
 
 def drawn(families, finding, patient):
     rng = random.Random(finding.code)
-    taken = 0
+    families, taken = list(families), 0
     while families and taken < MOST:
-        change = rng.choice(families).draw(patient, rng)
+        family = rng.choice(families)
+        try:
+            change = family.draw(patient, rng)
+        except RepairError:  # it has nothing for this net
+            families.remove(family)
+            continue
         if patient.takes(change):
             taken += 1
             yield change

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +13,7 @@ from typing import TypeAlias
 from trimtab._setup import Setup
 from trimtab._unchanged import unchanged
 from trimtab.diagnosis.diagnose import check_ignored, without_ignored
-from trimtab.errors import UsageError
+from trimtab.errors import RepairError, UsageError
 from trimtab.repairs.change import Change, answers_to, together
 from trimtab.repairs.patient import Patient
 from trimtab.repairs.proof import LEVEL, MOST_SEEDS, Gain, as_numbers, gain, looks, no_worse
@@ -30,6 +31,9 @@ SEARCH = 0.45
 
 HARM = 0.1
 """Mean harm of random changes, over the gain of the repair, from which on it widens the interval by much."""
+
+DRAWS = 8
+"""Random changes that are drawn until one can be made."""
 
 Told = Callable[[str, int, int], None]
 """Told what is being done, and the training steps of how many at most."""
@@ -203,11 +207,12 @@ class Prescriber:
         patient = self._patient(())
         drawn = []
         for change in candidate.changes:
-            for _ in range(8):  # one that cannot be made is drawn anew
-                other = change.family.draw(patient, rng)
-                if patient.takes(other):
-                    drawn.append(other)
-                    break
+            for _ in range(DRAWS):  # one that cannot be made is drawn anew
+                with suppress(RepairError):  # the family has nothing else for this net: then nothing is changed
+                    other = change.family.draw(patient, rng)
+                    if patient.takes(other):
+                        drawn.append(other)
+                        break
         return tuple(drawn)
 
     def _judged(self, candidate: Candidate, arms: _Arms, last: bool) -> Trial:
