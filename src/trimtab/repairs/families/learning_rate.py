@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trimtab._setup import Setup
 from trimtab.errors import RepairError
@@ -96,10 +97,12 @@ def stretch_schedule(setup: Setup, *, factor: int) -> None:
     """Step the schedule once in several training steps.
 
     Raises:
-        RepairError: There is none.
+        RepairError: There is none, or it goes by the loss.
     """
     if setup.scheduler is None:
         raise RepairError("there is no schedule")
+    if isinstance(setup.scheduler, ReduceLROnPlateau):
+        raise RepairError("the schedule goes by the loss: it has no period")
     setup.scheduler = Slower(setup.scheduler, factor)
 
 
