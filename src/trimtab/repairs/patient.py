@@ -51,12 +51,13 @@ class Patient:
             change: The change.
 
         Returns:
-            False where it raises `RepairError`.
+            False where it raises `RepairError`, or fails for a reason that was not thought of: the others are still to be tried.
         """
         with unchanged():
+            setup = self.make()
             try:
-                change.apply(self.make())
-            except RepairError:
+                change.apply(setup)
+            except Exception:
                 return False
         return True
 
