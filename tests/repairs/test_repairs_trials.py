@@ -92,7 +92,8 @@ def test_a_factory_of_something_else_is_refused():
 
 
 @pytest.mark.parametrize(
-    "given, told", [(lambda: None, "a NoneType"), (lambda: torch.ones(2), r"a Tensor of shape \(2,\)"), (list, "a list")]
+    ("given", "told"),
+    [(lambda: None, "a NoneType"), (lambda: torch.ones(2), r"a Tensor of shape \(2,\)"), (list, "a list")],
 )
 def test_an_evaluate_that_gives_no_number_is_named(given, told):
     make = lambda seed: dataclasses.replace(make_setup(seed, steps=1), evaluate=lambda model: given())  # noqa: E731

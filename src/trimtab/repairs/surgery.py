@@ -95,11 +95,7 @@ def _tell_scheduler(scheduler: Any, optimizer: Optimizer, index: int) -> None:
         if getattr(one, "optimizer", None) is not optimizer:
             continue
         for key, value in vars(one).items():
-            if (
-                isinstance(value, list)
-                and len(value) == len(optimizer.param_groups) - 1
-                and key not in _OTHER_LISTS
-            ):
+            if isinstance(value, list) and len(value) == len(optimizer.param_groups) - 1 and key not in _OTHER_LISTS:
                 value.append(value[index])
 
 

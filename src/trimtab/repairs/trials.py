@@ -164,7 +164,7 @@ class _Score:
         if self._evaluate is None:
             return -float(np.mean(self._losses or [self._held_loss(setup)]))
         setup.model.eval()
-        given = self._evaluate(setup.model)
+        given: Any = self._evaluate(setup.model)
         try:
             return float(given.detach() if isinstance(given, torch.Tensor) else given)
         except (TypeError, ValueError, RuntimeError) as error:

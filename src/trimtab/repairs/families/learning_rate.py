@@ -31,11 +31,9 @@ def scale_rate(setup: Setup, *, factor: float) -> None:
 
 
 def _tell_rate(*, factor: float) -> Repair:
-    word = "lower" if factor < 1 else "raise"
-    times = f"{1 / factor:g} times lower" if factor < 1 else f"{factor:g} times higher"
+    how = f"divide the learning rate by {1 / factor:g}" if factor < 1 else f"multiply the learning rate by {factor:g}"
     return Repair(
-        f"{word} the learning rate: {times}",
-        f'for group in optimizer.param_groups:\n    group["lr"] *= {factor:g}',
+        how, f'for group in optimizer.param_groups:  # before a scheduler is made\n    group["lr"] *= {factor:g}'
     )
 
 
@@ -69,7 +67,7 @@ class _Ramp:
 def _tell_warm_up(*, share: float) -> Repair:
     return Repair(
         f"warm the learning rate up over the first {share:.0%} of the steps",
-        f"warmup = int({share:g} * steps)\n"
+        f"warmup = max(int({share:g} * steps), 1)\n"
         "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / warmup, 1.0))\n"
         "# scheduler.step() after each optimizer.step()",
     )
