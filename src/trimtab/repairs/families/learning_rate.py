@@ -31,7 +31,7 @@ def scale_rate(setup: Setup, *, factor: float) -> None:
 
 
 def _tell_rate(*, factor: float) -> Repair:
-    how = f"divide the learning rate by {1 / factor:g}" if factor < 1 else f"multiply the learning rate by {factor:g}"
+    how = f"{'lower' if factor < 1 else 'raise'} the learning rate to {factor:g} times what it is"
     return Repair(
         how, f'for group in optimizer.param_groups:  # before a scheduler is made\n    group["lr"] *= {factor:g}'
     )
