@@ -9,7 +9,8 @@ import weakref
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 import trimtab
 from trimtab._setup import Setup
@@ -52,7 +53,7 @@ def look_over(make_setup: MakeSetup) -> tuple[int, bool]:
 
     Raises:
         UsageError: It does not take a seed and nothing else.
-        SetupError: It gives something else than a setup, or one that is not new.
+        SetupError: It gives something else than a setup, one that is not new, or one whose model has no shape yet.
     """
     try:
         inspect.signature(make_setup).bind(0)
@@ -64,6 +65,11 @@ def look_over(make_setup: MakeSetup) -> tuple[int, bool]:
         ) from error
     with unchanged():
         setup = fresh(make_setup, 0)
+        if any(map(is_lazy, setup.model.parameters())):
+            raise SetupError(
+                "make_setup must give a model whose parameters have a shape, but some are lazy still; "
+                "call the model once on a batch before the optimizer is made"
+            )
         steps, first, seen = setup.steps, _digest(setup), [weakref.ref(part) for part in _parts(setup)]
         del setup
         setup = fresh(make_setup, 1)
@@ -76,7 +82,7 @@ def look_over(make_setup: MakeSetup) -> tuple[int, bool]:
 
 
 def _parts(setup: Setup) -> list[Any]:
-    return [setup.model, *setup.optimizers, *(p for p in setup.model.parameters() if not nn.parameter.is_lazy(p))]
+    return [setup.model, *setup.optimizers, *setup.model.parameters()]
 
 
 def _digest(setup: Setup) -> str:
@@ -92,7 +98,7 @@ def _digest(setup: Setup) -> str:
 
 def _plain(tensor: Tensor) -> Any:
     """A tensor as bytes: pickles of tensors hold addresses."""
-    if nn.parameter.is_lazy(tensor) or tensor.is_meta:
+    if tensor.is_meta or is_lazy(tensor):
         return None
     dense = tensor.detach().to_dense().cpu().contiguous().flatten()
     dense = torch.view_as_real(dense) if dense.is_complex() else dense
