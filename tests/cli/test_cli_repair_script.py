@@ -152,4 +152,4 @@ def test_a_run_that_breaks_down_after_a_few_steps_does_not_shorten_the_others(sh
 def test_a_run_that_breaks_down_without_a_finding_is_not_passed_over(shell):
     shell.write("diverges.py", DIVERGES.replace("loss < 1e6", "_ < 2"))
     ended = shell.trimtab("repair", "--workers", 1, "diverges.py")
-    assert "the run broke down after 2 steps: AssertionError: diverged" in " ".join(ended.out.split())
+    assert "the run broke down at step 2: AssertionError: diverged" in " ".join(ended.out.split())

@@ -225,9 +225,7 @@ class ScriptRepair:
             diagnosis = without(Diagnosis() if first.diagnosis is None else first.diagnosis, ignore)
             if not grave(diagnosis):
                 notes = (
-                    (say("the run broke down after {n} steps: {why}", n=first.steps, why=first.why),)
-                    if first.why
-                    else ()
+                    (say("the run broke down at step {n}: {why}", n=first.steps, why=first.why),) if first.why else ()
                 )
                 return Prescription(diagnosis, measure="loss", run_steps=first.steps, steps=first.steps, notes=notes)
             if not first.why:  # it ended itself; one that broke down would go on if it were mended
