@@ -6,9 +6,9 @@ A case is a Python file with `broken()` and `healthy()`, each giving an object w
 evaluate, steps, step and scheduler as a `trimtab.Setup` has them (but for `step(run, x, y)`), and with FAULT, a finding code, or "none".
 The seed is the file's global SEED, or the environment variable CASE_SEED.
 
-Both arms get the same diagnosis, the same budget of training steps, the same successive halving and the same proof. Guided: what the
-families answer to the root cause. Random: as many changes drawn by lot from the families that answer that root cause. A case counts as
-mended where a repair is proved and, applied to a broken run of a seed that was not seen, closes at least 80 % of the gap between
+All arms get the same diagnosis, the same budget of training steps, the same successive halving and the same proof. Guided: what the
+families answer to the root cause. Random: as many changes drawn by lot from the families that answer that root cause, so that the
+diagnosis still narrows the choice. Blind: as many drawn by lot from all families. A case counts as mended where a repair is proved and, applied to a broken run of a seed that was not seen, closes at least 80 % of the gap between
 broken and healthy.
 """
 
@@ -28,6 +28,7 @@ import torch
 
 import trimtab
 from trimtab.repairs.change import answers_to
+from trimtab.repairs.families import FAMILIES
 from trimtab.repairs.search import MOST
 
 CLOSED = 0.8
@@ -74,15 +75,21 @@ def build(path, arm, base, seed):
 
 def by_lot(finding, patient):
     """As many changes as the search takes, from the families that answer this root cause."""
-    from trimtab.repairs.families import FAMILIES
+    return drawn([family for family in FAMILIES if finding.code in family.answers], finding, patient)
 
-    families = [family for family in FAMILIES if finding.code in family.answers]
+
+def blindly(finding, patient):
+    """As many changes as the search takes, from all families."""
+    return drawn(FAMILIES, finding, patient)
+
+
+def drawn(families, finding, patient):
     rng = random.Random(finding.code)
-    drawn = 0
-    while families and drawn < MOST:
+    taken = 0
+    while families and taken < MOST:
         change = rng.choice(families).draw(patient, rng)
         if patient.takes(change):
-            drawn += 1
+            taken += 1
             yield change
 
 
@@ -122,13 +129,13 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--cases", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--arm", choices=("guided", "random", "both"), default="both")
+    parser.add_argument("--arm", choices=("guided", "random", "blind", "all"), default="all")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    arms = {"guided": answers_to, "random": by_lot}
-    arms = arms if args.arm == "both" else {args.arm: arms[args.arm]}
+    arms = {"guided": answers_to, "random": by_lot, "blind": blindly}
+    arms = arms if args.arm == "all" else {args.arm: arms[args.arm]}
     rows = []
     for path in sorted(args.cases.glob("*.py")):
         if path.stem in HELPERS or (args.names and path.stem not in args.names) or load(path).FAULT == "none":

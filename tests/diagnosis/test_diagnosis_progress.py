@@ -1,10 +1,10 @@
-"""The course of the loss: stuck, rising, lost; and what counts as learning."""
+"""The course of the loss: rising, lost; and what counts as learning."""
 
 import math
 
 import numpy as np
 import pytest
-from diagnosis_cases import Made, stuck
+from diagnosis_cases import Made
 
 from trimtab.diagnosis.progress import progress
 
@@ -27,7 +27,6 @@ def test_no_loss_at_all():
     assert found.steps == 0
     assert found.nonfinite is None
     assert math.isnan(found.first)
-    assert not found.stuck
     assert not found.rose
 
 
@@ -42,29 +41,12 @@ def test_the_first_nonfinite_loss(lost):
     found = of([2.0] * 7 + [lost] * 3 + [2.0] * 5)
     assert found.nonfinite == 7
     assert found.steps == 12
-    assert not found.stuck
 
 
 def test_a_run_that_is_lost_from_the_start():
     found = of([math.nan] * 20)
     assert found.nonfinite == 0
     assert found.steps == 0
-
-
-def test_stuck_within_three_per_cent():
-    assert of(stuck(40)).stuck
-    assert of(noisy(2.3, 2.3 * 0.98, noise=0)).stuck
-    assert not of(noisy(2.3, 2.3 * 0.9, noise=0)).stuck
-
-
-def test_stuck_within_its_own_noise():
-    assert of(noisy(1.0, 0.9, noise=0.3)).stuck
-    assert not of(noisy(1.0, 0.3, noise=0.1)).stuck
-
-
-def test_fewer_than_ten_losses_are_never_called_stuck():
-    assert not of([2.3] * 9).stuck
-    assert of([2.3] * 10).stuck
 
 
 def test_rose():
@@ -94,7 +76,6 @@ def test_the_baseline_is_the_best_constant_answer_where_it_is_known():
 def test_a_log_likelihood_may_be_negative():
     found = of(settling(-1.0, -3.0))
     assert not found.rose
-    assert not found.stuck
     assert found.gained == pytest.approx(2.0, abs=0.3)
 
 

@@ -38,13 +38,6 @@ class Progress:
         return (self.baseline - self.last) / abs(self.baseline) if self.baseline else 0.0
 
     @property
-    def stuck(self) -> bool:
-        """Whether the last losses do not differ from the first by more than the noise, nor by 3 %."""
-        if self.nonfinite is not None or self.steps < 10:
-            return False
-        return abs(self.first - self.last) <= max(0.03 * abs(self.first), self.noise)
-
-    @property
     def given_back(self) -> float:
         """Share of what the run had taken off the loss at its best that it has put on again since."""
         won = self.baseline - self.best

@@ -4,13 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from trimtab._setup import Setup
 from trimtab._unchanged import unchanged
 from trimtab.diagnosis.probes import BATCHES, drawn
-from trimtab.errors import RepairError
 
 
 class Applicable(Protocol):
@@ -80,24 +78,3 @@ def at(model: nn.Module, where: Sequence[str], kinds: tuple[type[nn.Module], ...
 
 def _meets(name: str, place: str) -> bool:
     return name == place or name.startswith(f"{place}.") or place.startswith(f"{name}.") or place == ""
-
-
-def first_value(batch: Any, index: int = 0) -> torch.Tensor:
-    """One of a batch's floating tensors.
-
-    Args:
-        batch: The batch.
-        index: Which.
-
-    Returns:
-        The tensor.
-
-    Raises:
-        RepairError: It has fewer.
-    """
-    from trimtab.recording.walk import tensors
-
-    found = [t for t in tensors(batch) if t.is_floating_point()]
-    if len(found) <= index:
-        raise RepairError("the batches hold no such floating-point tensor")
-    return found[index]

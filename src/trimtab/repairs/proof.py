@@ -1,7 +1,7 @@
 """When is a repair proved? Paired differences over seeds, and Student's interval around their mean."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,18 +50,18 @@ def looks(first: int) -> tuple[int, ...]:
     return tuple(sorted({first, (first + last) // 2, last}))
 
 
-def gain(with_it: Sequence[float], without: Sequence[float], last: bool) -> Gain:
+def gain(with_it: Mapping[int, float], without: Mapping[int, float], last: bool) -> Gain:
     """Mean gain over seeds with its interval.
 
     Args:
-        with_it: Scores with the repair, a seed each.
-        without: Scores on the same seeds without it, in the same order.
+        with_it: Scores with the repair, by seed.
+        without: Scores without it, by seed; pairs are made of the seeds that both have.
         last: Whether this is the last look.
 
     Returns:
         The gain.
     """
-    differences = np.asarray(with_it, dtype=float) - np.asarray(without, dtype=float)
+    differences = np.array([with_it[seed] - without[seed] for seed in sorted(with_it.keys() & without.keys())])
     count, mean = len(differences), float(differences.mean())
     if count < 2:
         return Gain(mean, -math.inf, math.inf)
@@ -70,30 +70,30 @@ def gain(with_it: Sequence[float], without: Sequence[float], last: bool) -> Gain
     return Gain(mean, mean - half, mean + half)
 
 
-def as_numbers(scores: Sequence[float | None], floor: float) -> list[float]:
+def as_numbers(scores: Mapping[int, float | None], floor: float) -> dict[int, float]:
     """Scores in which a run that broke counts as the worst thing that was seen.
 
     Args:
-        scores: Scores, None for a run that broke.
+        scores: Scores by seed, None for a run that broke.
         floor: The worst score seen on these seeds, the untrained net's among them.
 
     Returns:
         Numbers.
     """
-    return [floor if score is None else score for score in scores]
+    return {seed: floor if score is None else score for seed, score in scores.items()}
 
 
-def no_worse(scores: Sequence[float], untrained: Sequence[float | None]) -> list[float]:
-    """Scores of a control, in which a run that ends worse than the untrained net counts as the untrained net.
+def no_worse(scores: Mapping[int, float], *least: Mapping[int, float]) -> dict[int, float]:
+    """Scores of a control, in which a run that ends worse than the untrained net, or than doing nothing, counts as that.
 
     One diverged run would else widen the interval without bound. A control can only gain by it, so that a proved gain over these
     scores is one over the true ones as well.
 
     Args:
-        scores: Scores of doing nothing or of random changes, a seed each.
-        untrained: Scores of the untrained net on the same seeds, and maybe on more; None where it has none.
+        scores: Scores of doing nothing or of random changes, by seed.
+        *least: Scores that they are raised to, by seed, where these have the seed.
 
     Returns:
         The scores, raised where that applies.
     """
-    return [score if least is None else max(score, least) for score, least in zip(scores, untrained, strict=False)]
+    return {seed: max(score, *(of[seed] for of in least if seed in of), score) for seed, score in scores.items()}

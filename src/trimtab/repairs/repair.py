@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import TypeAlias
 
 from trimtab._setup import Setup
 from trimtab._unchanged import unchanged
@@ -31,6 +32,9 @@ SEARCH = 0.45
 SAME_RUN = "make_setup gives the same run for every seed, so that nothing is proved: seed the model and the order of the data with its argument"
 
 NO_SCORE = "no run has a score that is a finite number, and the untrained model has none either: look at what evaluate, or the loss, gives"
+
+HARM = 0.1
+"""Mean harm of random changes, over the gain of the repair, from which on it widens the interval by much."""
 
 Told = Callable[[str, int, int], None]
 """Told what is being done, and the training steps of how many at most."""
@@ -89,6 +93,10 @@ def repair(
         running = Running(make_setup, executor or local_executor(), Journal(journal, identity(make_setup)), told)
         found = Prescriber(make_setup, running, run_steps, allowed, propose).prescribe(seeds, ignore)
     return found if varied or found.best is None else unproved(found, SAME_RUN)
+
+
+_Arms: TypeAlias = dict[str, dict[int, Outcome]]
+"""Outcomes with the repair, without it and of random changes, by seed."""
 
 
 class Prescriber:
@@ -182,20 +190,20 @@ class Prescriber:
 
     def _proof(self, candidate: Candidate, first: int) -> Trial | None:
         """The candidate on paired seeds beside doing nothing and beside random changes; None where the budget has no room for it."""
-        arms: dict[str, list[Outcome]] = {"with": [], "without": [], "random": []}
+        arms: _Arms = {"with": {}, "without": {}, "random": {}}
         trial: Trial | None = None
         cut = False
         for count in looks(first):
-            arm_names = list(arms) if trial is None or not _clear(trial.interval) else ["with", "random"]
+            wanted = list(arms) if trial is None or _needs_baseline(trial, arms) else ["with", "random"]
             new = range(len(arms["with"]), count)
-            while new and self._running.steps + len(new) * len(arm_names) * self._run_steps > self._allowed:
+            while new and self._running.steps + len(new) * len(wanted) * self._run_steps > self._allowed:
                 new, cut = new[:-1], True
             if not new or (trial is None and len(new) < 2):
                 break
-            jobs = {arm: [self._job(arm, candidate, seed) for seed in new] for arm in arm_names}
-            outcomes = iter(self._running.run([job for arm in arm_names for job in jobs[arm]]))
-            for arm in arm_names:
-                arms[arm] += [next(outcomes) for _ in jobs[arm]]
+            places = [(arm, seed) for arm in wanted for seed in new]
+            outcomes = self._running.run([self._job(arm, candidate, seed) for arm, seed in places])
+            for (arm, seed), outcome in zip(places, outcomes, strict=True):
+                arms[arm][seed] = outcome
             trial = self._judged(candidate, arms, last=count == looks(first)[-1])
             if trial.proved or _hopeless(trial):
                 return trial
@@ -220,34 +228,48 @@ class Prescriber:
                     break
         return tuple(drawn)
 
-    def _judged(self, candidate: Candidate, arms: dict[str, list[Outcome]], last: bool) -> Trial:
-        seeds = range(len(arms["with"]))
-        untrained = [o.score for o in self._running.run([Job((), seed, share=0) for seed in seeds])]
-        seen = [o.score for arm in arms.values() for o in arm] + untrained
-        floor = min((score for score in seen if score is not None), default=0.0)
-        with_it, without, chance = (
-            as_numbers([o.score for o in arms[arm]], floor) for arm in ("with", "without", "random")
+    def _judged(self, candidate: Candidate, arms: _Arms, last: bool) -> Trial:
+        seeds = sorted(arms["with"])
+        untrained = dict(zip(seeds, self._running.run([Job((), seed, share=0) for seed in seeds]), strict=True))
+        seen = [o.score for arm in (*arms.values(), untrained) for o in arm.values() if o.score is not None]
+        floor = min(seen, default=0.0)
+        with_it, without, chance, start = (
+            as_numbers({seed: o.score for seed, o in arm.items()}, floor)
+            for arm in (arms["with"], arms["without"], arms["random"], untrained)
         )
-        over_nothing: Gain = gain(with_it[: len(without)], no_worse(without, untrained), last)
-        over_random: Gain = gain(with_it, no_worse(chance, untrained), last)
+        over_nothing: Gain = gain(with_it, no_worse(without, start), last)
+        over_random: Gain = gain(with_it, no_worse(chance, start, without), last)
         return Trial(
             together(candidate.changes),
             tuple(change.family.name for change in candidate.changes),
-            fmean(with_it),
-            fmean(without),
-            fmean(chance),
+            fmean(with_it.values()),
+            fmean(without.values()),
+            fmean(chance.values()),
             (over_nothing.low, over_nothing.high),
             (over_random.low, over_random.high),
             LEVEL,
             len(with_it),
             over_nothing.proved and over_random.proved,
-            next((o.why for o in arms["with"] if o.why), ""),
+            next((o.why for o in arms["with"].values() if o.why), ""),
             candidate.changes,
         )
 
 
-def _clear(interval: tuple[float, float] | None) -> bool:
-    return interval is not None and interval[0] > 0
+def _needs_baseline(trial: Trial, arms: _Arms) -> bool:
+    """Whether doing nothing on further seeds is worth its runs: the gain over it is open, or random changes do harm that it bounds."""
+    if trial.interval is None or trial.interval[0] <= 0:
+        return True
+    pairs = [
+        (arms["without"][seed].score, outcome.score)
+        for seed, outcome in arms["random"].items()
+        if seed in arms["without"]
+    ]
+    harm = [
+        max(nothing - (chance if chance is not None else -math.inf), 0.0)
+        for nothing, chance in pairs
+        if nothing is not None
+    ]
+    return bool(harm) and fmean(harm) > HARM * sum(trial.interval) / 2
 
 
 def _hopeless(trial: Trial) -> bool:

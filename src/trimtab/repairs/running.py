@@ -13,6 +13,9 @@ from typing import Any
 from trimtab.errors import RepairError
 from trimtab.repairs.trials import Job, Outcome, run_job
 
+IDLE = 60
+"""Seconds after which a worker without work ends: longer than what is done between two rungs, which is in this process."""
+
 
 class Serial(Executor):
     """Does each call at once, in this process."""
@@ -55,7 +58,7 @@ def local_executor(workers: int | None = None) -> Executor:
         return Serial()
     from loky import get_reusable_executor
 
-    return get_reusable_executor(max_workers=workers)  # type: ignore[no-any-return]
+    return get_reusable_executor(max_workers=workers, timeout=IDLE)  # type: ignore[no-any-return]
 
 
 class Journal:

@@ -21,10 +21,6 @@ RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 PLAIN = (nn.RNN, nn.RNNCell)
 GATED = (nn.LSTM, nn.LSTMCell, nn.GRU, nn.GRUCell)
 
-KEEPS = (1, 1)
-"""Which of a gated layer's parts lets the state through: the second of LSTM's (input, forget, cell, output), and the second of GRU's
-(reset, update, new), whose gate weighs the old state."""
-
 STEPS = 100
 """Time steps that gates are to keep a state for, where the batch does not say."""
 
@@ -83,6 +79,7 @@ def open_gates(setup: Setup, *, layers: Sequence[str], value: float) -> None:
             raise RepairError(f"{name} has no biases")
         parts = 4 if isinstance(layer, (nn.LSTM, nn.LSTMCell)) else 3
         for key, bias in biases:
+            # the gate that lets the state through: second of (input, forget, cell, output) and of (reset, update, new)
             bias.chunk(parts)[1].fill_(value if "bias_hh" in key else 0.0)
 
 
