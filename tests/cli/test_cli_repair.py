@@ -104,6 +104,14 @@ def test_fresh_and_a_changed_file_begin_anew(folder):
     assert after[0]["name"] != before[0]["name"]
 
 
+def test_a_file_in_the_place_of_its_folder_is_named(folder):
+    folder.write(".trimtab", "")
+    ended = folder.trimtab("repair", "--workers", 1, "setups.py:healthy")
+    assert ended.status == 2
+    assert "cannot write" in ended.err
+    assert "Traceback" not in ended.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -116,6 +124,7 @@ def test_fresh_and_a_changed_file_begin_anew(folder):
         (["--workers", "2", "--dask", "tcp://x:1", "setups.py:slow"], "exclude each other"),
         (["--ignore", "nothing", "setups.py:slow"], "no code 'nothing'"),
         (["--budget", "3", "setups.py:slow"], "budget must be at least 11"),
+        (["--budget", "inf", "setups.py:slow"], "and finite, but it is inf"),
         (["--seeds", "1", "setups.py:slow"], "--seeds"),
         (["--output", "no/such/file", "setups.py:slow"], "no such folder"),
         (["absent.py"], "no script absent.py"),

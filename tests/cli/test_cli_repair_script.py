@@ -119,3 +119,37 @@ def test_an_interrupted_repair_goes_on_and_leaves_no_process_behind(shell, how):
     jobs = journal(shell, "slow")
     assert jobs[: len(done)] == done
     assert len(jobs) == len(set(jobs)) > len(done)
+
+
+DIVERGES = """
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
+    x = torch.randn(64, 2)
+    for _ in range(30):
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        assert loss < 1e6, "diverged"
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_breaks_down_after_a_few_steps_does_not_shorten_the_others(shell):
+    shell.write("diverges.py", DIVERGES)
+    ended = shell.trimtab(
+        "repair", "--workers", 1, "--seeds", 2, "--budget", 8, "--steps", 12, "--format", "json", "diverges.py"
+    )
+    found = json.loads(ended.out)
+    assert found["run_steps"] == 12
+    assert found["diagnosis"]["run"]["steps"] < 12
+    assert found["steps"] > 2 * 12  # those that are mended go on to their end
+
+
+def test_a_run_that_breaks_down_without_a_finding_is_not_passed_over(shell):
+    shell.write("diverges.py", DIVERGES.replace("loss < 1e6", "_ < 2"))
+    ended = shell.trimtab("repair", "--workers", 1, "diverges.py")
+    assert "the run broke down at step 2: AssertionError: diverged" in " ".join(ended.out.split())

@@ -1,5 +1,6 @@
 """From a run that does not train to a proved repair."""
 
+import dataclasses
 import json
 import threading
 
@@ -111,9 +112,45 @@ def test_arguments_are_checked():
         trimtab.repair(too_slow, budget=5)
     with pytest.raises(UsageError, match="there is no code"):
         trimtab.repair(too_slow, ignore=["nonsense"], executor=Serial(), progress=False)
+    for budget in ("25", float("inf"), float("nan")):
+        with pytest.raises(UsageError, match=r"budget must be at least 11 training runs .* and finite"):
+            trimtab.repair(too_slow, budget=budget)
+    with pytest.raises(UsageError, match="journal must be a file in a folder that there is"):
+        trimtab.repair(too_slow, journal="no/such/folder/journal.jsonl")
     lock = threading.Lock()
     with pytest.raises(RepairError, match="cloudpickle can send to another process"):
         trimtab.repair(lambda seed: (lock, too_slow(seed))[1], executor=Serial(), progress=False)
+
+
+def test_the_text_says_how_near_it_came_and_that_the_budget_ended(mended):
+    found = trimtab.repair(too_slow, executor=Serial(), progress=False, budget=14)
+    assert found.best is None
+    assert not found.finished
+    text = " ".join(str(found).split())
+    assert f"Nearest to it: {found.trials[0].repair.summary}. Gain over doing nothing" in text
+    assert "the budget ended before all was decided" in text
+    assert mended.finished
+    assert "the budget ended" not in " ".join(str(mended).split())
+
+
+def test_one_run_is_told_as_one():
+    text = " ".join(str(trimtab.repair(healthy, executor=Serial(), progress=False)).split())
+    assert "100 training steps, as many as 1 run of 100 steps" in text
+
+
+def test_scores_that_are_never_a_number_are_told():
+    make = lambda seed: dataclasses.replace(too_slow(seed), evaluate=lambda model: float("nan"))  # noqa: E731
+    found = trimtab.repair(make, executor=Serial(), progress=False)
+    assert found.best is None
+    assert "look at what evaluate, or the loss, gives" in found.notes[0]
+
+
+def test_seeds_that_give_the_same_run_prove_nothing():
+    found = trimtab.repair(lambda seed: too_slow(0), executor=Serial(), progress=False)
+    assert found.best is None
+    assert found.trials[0].interval[0] > 0  # it would have been proved
+    assert not found.trials[0].proved
+    assert "gives the same run for every seed" in found.notes[0]
 
 
 def test_random_states_are_as_they_were():

@@ -328,3 +328,35 @@ class TestSurgery:
         setup = make_setup(0, weight_decay=0.1)
         assert split_groups(setup, lambda p: True, weight_decay=0.0) == 4
         assert len(setup.optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+@pytest.mark.parametrize("name", [*SCHEDULES, "plateau"])
+def test_groups_split_apart_keep_the_rates_of_their_schedule(name, lr):
+    """Of two groups and of three, as many as OneCycleLR has phases; SequentialLR has as many milestones as there was one group."""
+    schedules = {**SCHEDULES, "plateau": lambda o: ReduceLROnPlateau(o, patience=0, threshold=1.0)}
+
+    def make():
+        return make_setup(0, lr=torch.clone(lr) if isinstance(lr, torch.Tensor) else lr, steps=12)
+
+    def trained(setup):
+        found = []
+        setup.optimizer.register_step_pre_hook(
+            lambda o, args, kwargs: found.append([float(group["lr"]) for group in o.param_groups])
+        )
+        assert len(list(setup.train(12))) == 12
+        return found
+
+    plain, setup = make(), make()
+    for one in (plain, setup):
+        one.scheduler = schedules[name](one.optimizer)
+    for parameter in (setup.model[0].weight, setup.model[2].weight):
+        split_groups(setup, lambda p, own=parameter: p is own, weight_decay=1e-9)
+    usual = [rates for (rates,) in trained(plain)]
+    assert trained(setup) == [pytest.approx([rate] * 3) for rate in usual]
+
+
+def test_a_schedule_that_goes_by_the_loss_is_not_stretched():
+    setup = scheduled(lambda o: ReduceLROnPlateau(o))
+    with pytest.raises(RepairError, match="goes by the loss"):
+        Change("stretch-schedule", {"factor": 2}).apply(setup)

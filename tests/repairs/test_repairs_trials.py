@@ -1,6 +1,12 @@
 """One run with changes: its score, its failures, and what it leaves behind."""
 
+import dataclasses
+import json
+import pickle
 import random
+from base64 import b64encode
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 
 import cloudpickle
 import numpy as np
@@ -9,7 +15,7 @@ import torch
 from repair_cases import healthy, make_setup, too_slow
 from torch import nn
 
-from trimtab.errors import SetupError
+from trimtab.errors import RepairError, SetupError
 from trimtab.repairs.change import Change
 from trimtab.repairs.running import Journal, Running, Serial, local_executor
 from trimtab.repairs.trials import Job, run_job
@@ -85,6 +91,23 @@ def test_a_factory_of_something_else_is_refused():
         done(lambda seed: 3, Job((), 0))
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [(lambda: None, "a NoneType"), (lambda: torch.ones(2), r"a Tensor of shape \(2,\)"), (list, "a list")],
+)
+def test_an_evaluate_that_gives_no_number_is_named(given, told):
+    make = lambda seed: dataclasses.replace(make_setup(seed, steps=1), evaluate=lambda model: given())  # noqa: E731
+    with pytest.raises(SetupError, match=f"evaluate must give a number, higher is better, but it gave {told}"):
+        done(make, Job((), 0))
+
+
+def test_a_score_may_be_a_tensor_that_takes_gradients():
+    make = lambda seed: dataclasses.replace(  # noqa: E731
+        make_setup(seed, steps=1), evaluate=lambda model: model[0].weight.sum() * 0 + 0.25
+    )
+    assert done(make, Job((), 0)).score == 0.25
+
+
 def test_threads_and_random_states_are_as_they_were():
     torch.manual_seed(1)
     np.random.seed(1)
@@ -141,6 +164,43 @@ class TestRunning:
         assert len(Journal(path, "y")) == 0
         Running(too_slow, Serial(), Journal(path, "x")).run(self.JOBS[1:2])
         assert len(Journal(path, "x")) == 2
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b"42",
+            b"null",
+            json.dumps({"name": "x", "job": "j", "outcome": 7}).encode(),
+            json.dumps({"name": "x", "job": "j", "outcome": b64encode(b"cno_such_module\nX\n.").decode()}).encode(),
+            json.dumps({"name": "x", "job": "j", "outcome": b64encode(pickle.dumps("text")).decode()}).encode(),
+        ],
+    )
+    def test_lines_that_are_no_outcome_are_passed_over(self, tmp_path, line):
+        path = tmp_path / "journal.jsonl"
+        Running(too_slow, Serial(), Journal(path, "x")).run(self.JOBS[:1])
+        path.write_bytes(line + b"\n" + path.read_bytes())
+        assert len(Journal(path, "x")) == 1
+
+    def test_in_one_process_each_run_is_written_down_before_the_next_begins(self, tmp_path):
+        path, kept = tmp_path / "journal.jsonl", []
+
+        class Looking(Serial):
+            def submit(self, fn, /, *args, **kwargs):
+                kept.append(len(Journal(path, "x")))
+                return super().submit(fn, *args, **kwargs)
+
+        Running(too_slow, Looking(), Journal(path, "x")).run(self.JOBS)
+        assert kept == [0, 1]
+
+    def test_a_killed_process_is_told_with_what_to_do(self):
+        class Killed(Serial):
+            def submit(self, fn, /, *args, **kwargs):
+                future = Future()
+                future.set_exception(BrokenProcessPool("terminated abruptly"))
+                return future
+
+        with pytest.raises(RepairError, match=r"memory ran out; do fewer at a time"):
+            Running(too_slow, Killed(), Journal(None, "")).run(self.JOBS)
 
     def test_processes_give_the_same_digits(self):
         serial, processes = (

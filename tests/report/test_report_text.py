@@ -1,5 +1,6 @@
 """The text: what must be said, in which order, within the width, and with nothing that steers a terminal."""
 
+import io
 import math
 import re
 import subprocess
@@ -275,3 +276,11 @@ def test_run_of_one_step():
 )
 def test_first_line_counts_root_causes_apart_from_what_follows(diagnosis, counts):
     assert render_text(diagnosis).splitlines()[0].endswith(f" {counts}")
+
+
+def test_a_rule_is_dashes_where_the_encoding_has_no_rules():
+    from trimtab.report.writing import write
+
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    write("a ──── b ✓", stream)
+    assert stream.buffer.getvalue() == b"a ---- b \\u2713\n"

@@ -9,7 +9,6 @@ from torch import nn
 from trimtab._setup import Setup
 from trimtab._unchanged import unchanged
 from trimtab.diagnosis.probes import BATCHES, drawn
-from trimtab.errors import RepairError
 
 
 class Applicable(Protocol):
@@ -50,12 +49,13 @@ class Patient:
             change: The change.
 
         Returns:
-            False where it raises `RepairError`.
+            False where it raises `RepairError`, or fails for a reason that was not thought of: the others are still to be tried.
         """
         with unchanged():
+            setup = self.make()
             try:
-                change.apply(self.make())
-            except RepairError:
+                change.apply(setup)
+            except Exception:
                 return False
         return True
 

@@ -15,6 +15,7 @@ from trimtab._unchanged import unchanged
 from trimtab.diagnosis.diagnose import check_ignored, without_ignored
 from trimtab.errors import RepairError, UsageError
 from trimtab.repairs.change import Change, answers_to, together
+from trimtab.repairs.factory import identity, look_over
 from trimtab.repairs.patient import Patient
 from trimtab.repairs.proof import LEVEL, MOST_SEEDS, Gain, as_numbers, gain, looks, no_worse
 from trimtab.repairs.running import Journal, Running, local_executor
@@ -28,6 +29,10 @@ BUDGET = 25.0
 
 SEARCH = 0.45
 """Share of the budget that the search may take; the proof needs the rest."""
+
+SAME_RUN = "make_setup gives the same run for every seed, so that nothing is proved: seed the model and the order of the data with its argument"
+
+NO_SCORE = "no run has a score that is a finite number, and the untrained model has none either: look at what evaluate, or the loss, gives"
 
 HARM = 0.1
 """Mean harm of random changes, over the gain of the repair, from which on it widens the interval by much."""
@@ -63,7 +68,7 @@ def repair(
         progress: Whether to show a line of progress on a terminal, or a function to be told.
         budget: What all of it may take, in training runs.
         ignore: Findings to leave alone, as for `diagnose`.
-        journal: File of finished runs: what stands in it is not run again.
+        journal: File of finished runs: what stands in it is not run again, as long as the source of `make_setup` is the same.
         propose: What to try against a root cause; by default what the families answer.
 
     Returns:
@@ -84,12 +89,14 @@ def repair(
     check_ignored(ignore)
     from trimtab.repairs.showing import shown  # rich is loaded where it is used
 
-    with unchanged():
-        run_steps = fresh(make_setup, 0).steps
+    if journal is not None and not Path(journal).absolute().parent.is_dir():
+        raise UsageError(f"journal must be a file in a folder that there is, but it is {str(journal)!r}")
+    run_steps, varied = look_over(make_setup)
     allowed = int(budget * run_steps)
     with shown(progress, allowed) as told:
-        running = Running(make_setup, executor or local_executor(), Journal(journal, _name(make_setup)), told)
-        return Prescriber(make_setup, running, run_steps, allowed, propose).prescribe(seeds, ignore)
+        running = Running(make_setup, executor or local_executor(), Journal(journal, identity(make_setup)), told)
+        found = Prescriber(make_setup, running, run_steps, allowed, propose).prescribe(seeds, ignore)
+    return found if varied or found.best is None else unproved(found, SAME_RUN)
 
 
 _Arms: TypeAlias = dict[str, dict[int, Outcome]]
@@ -111,6 +118,7 @@ class Prescriber:
         self._make, self._running, self._propose = make_setup, running, propose
         self._run_steps, self._allowed = run_steps, allowed
         self._patients: dict[tuple[str, ...], Patient] = {}
+        self._cut = False  # whether the budget ended a proof before it was decided
 
     def prescribe(self, seeds: int, ignore: Sequence[str]) -> Prescription:
         """Diagnose, search and prove.
@@ -137,6 +145,7 @@ class Prescriber:
             )
             trials = self._prove(found, seeds)
         best = next((t for t in trials if t.proved), None)
+        notes = (NO_SCORE,) if self._scores_nothing([first.score, *(t.score for t in trials)]) else ()
         return Prescription(
             diagnosis,
             tuple(trials),
@@ -144,8 +153,15 @@ class Prescriber:
             measure,
             self._run_steps,
             self._running.steps,
-            self._running.steps <= self._allowed,
+            best is not None or not self._cut,
+            notes,
         )
+
+    def _scores_nothing(self, scores: Sequence[float | None]) -> bool:
+        """Whether there is no score at all, the untrained net's neither."""
+        if any(score is not None for score in scores):
+            return False
+        return self._running.run([Job((), 0, share=0)])[0].score is None
 
     def _patient(self, changes: tuple[Change, ...]) -> Patient:
         """The run with some changes, fresh."""
@@ -180,11 +196,12 @@ class Prescriber:
         """The candidate on paired seeds beside doing nothing and beside random changes; None where the budget has no room for it."""
         arms: _Arms = {"with": {}, "without": {}, "random": {}}
         trial: Trial | None = None
+        cut = False
         for count in looks(first):
             wanted = list(arms) if trial is None or _needs_baseline(trial, arms) else ["with", "random"]
             new = range(len(arms["with"]), count)
             while new and self._running.steps + len(new) * len(wanted) * self._run_steps > self._allowed:
-                new = new[:-1]
+                new, cut = new[:-1], True
             if not new or (trial is None and len(new) < 2):
                 break
             places = [(arm, seed) for arm in wanted for seed in new]
@@ -193,7 +210,8 @@ class Prescriber:
                 arms[arm][seed] = outcome
             trial = self._judged(candidate, arms, last=count == looks(first)[-1])
             if trial.proved or _hopeless(trial):
-                break
+                return trial
+        self._cut = self._cut or cut
         return trial
 
     def _job(self, arm: str, candidate: Candidate, seed: int) -> Job:
@@ -291,8 +309,18 @@ def without(diagnosis: Diagnosis, ignore: Sequence[str]) -> Diagnosis:
     return Diagnosis(kept, replace(diagnosis.run, watching=None))
 
 
-def _name(make_setup: MakeSetup) -> str:
-    return getattr(make_setup, "__qualname__", None) or repr(make_setup)
+def unproved(found: Prescription, why: str) -> Prescription:
+    """A prescription whose seeds prove nothing.
+
+    Args:
+        found: The prescription.
+        why: What is wrong with them, for its notes.
+
+    Returns:
+        The same trials, none of them proved.
+    """
+    trials = tuple(replace(trial, proved=False) for trial in found.trials)
+    return replace(found, trials=trials, best=None, notes=(*found.notes, why))
 
 
 def refuse_wrong(seeds: int, budget: float) -> None:
@@ -303,12 +331,12 @@ def refuse_wrong(seeds: int, budget: float) -> None:
         budget: Training runs.
 
     Raises:
-        UsageError: One seed has no spread, or there is no room for a proof.
+        UsageError: One seed has no spread, or there is no room for a proof, or no end to the room.
     """
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 2:
         raise UsageError(f"seeds must be a whole number of at least 2, but it is {seeds!r}: one seed has no spread")
     least = 1 + 1 + 3 * seeds
-    if not budget >= least:
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not least <= budget < math.inf:
         raise UsageError(
-            f"budget must be at least {least} training runs for {seeds} seeds (a diagnosis, one candidate, and three arms), but it is {budget!r}"
+            f"budget must be at least {least} training runs for {seeds} seeds (a diagnosis, one candidate, and three arms) and finite, but it is {budget!r}"
         )

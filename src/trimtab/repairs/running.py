@@ -5,11 +5,12 @@ import os
 import pickle
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trimtab.errors import RepairError
 from trimtab.repairs.trials import Job, Outcome, run_job
 
 IDLE = 60
@@ -68,12 +69,13 @@ class Journal:
         self._known: dict[str, Outcome] = {}
         if self._path is not None and self._path.is_file():
             for line in self._path.read_bytes().splitlines():
-                with suppress(
-                    ValueError, KeyError, pickle.UnpicklingError, EOFError
-                ):  # the line that was being written
+                # A line that was cut off, or of other versions: unpickling can raise anything.
+                with suppress(Exception):
                     entry = json.loads(line)
                     if entry["name"] == name:
-                        self._known[entry["job"]] = pickle.loads(b64decode(entry["outcome"]))
+                        outcome = pickle.loads(b64decode(entry["outcome"]))
+                        if isinstance(outcome, Outcome):
+                            self._known[entry["job"]] = outcome
 
     def __len__(self) -> int:
         return len(self._known)
@@ -128,26 +130,38 @@ class Running:
             Their outcomes in the same order.
 
         Raises:
-            RepairError: The factory cannot be sent to another process.
+            RepairError: The factory cannot be sent to another process, or one was killed.
         """
         found: dict[str, Outcome] = {}
         waiting: dict[Future[Outcome], Job] = {}
-        for job in {job.key: job for job in jobs}.values():
-            known = self._journal.get(job)
-            if known is None:
-                waiting[self._executor.submit(self._do, _payload(self._make, job))] = job
-            else:
-                found[job.key] = known
-                self._tell(job, known)
+
+        def take(job: Job, outcome: Outcome) -> None:
+            self._journal.add(job, outcome)
+            found[job.key] = outcome
+            self._tell(job, outcome)
+
         try:
+            for job in {job.key: job for job in jobs}.values():
+                known = self._journal.get(job)
+                if known is not None:
+                    found[job.key] = known
+                    self._tell(job, known)
+                    continue
+                future = self._executor.submit(self._do, _payload(self._make, job))
+                if future.done():  # of an executor that does each call at once: written down before the next begins
+                    take(job, future.result())
+                else:
+                    waiting[future] = job
             for future in as_completed(waiting):
-                job, outcome = waiting[future], future.result()
-                self._journal.add(job, outcome)
-                found[job.key] = outcome
-                self._tell(job, outcome)
-        except BaseException:
+                take(waiting[future], future.result())
+        except BaseException as error:
             for future in waiting:
                 future.cancel()
+            if isinstance(error, BrokenExecutor):
+                raise RepairError(
+                    "a process that did runs was killed, which often means that memory ran out; do fewer at a time "
+                    "(--workers, or an executor of your own)"
+                ) from error
             raise
         return [found[job.key] for job in jobs]
 
@@ -162,8 +176,6 @@ class Running:
 
 def _payload(make_setup: Any, job: Job) -> bytes:
     import cloudpickle
-
-    from trimtab.errors import RepairError
 
     try:
         return cloudpickle.dumps((make_setup, job))  # type: ignore[no-any-return]

@@ -79,9 +79,14 @@ def split_groups(setup: Setup, apart: Callable[[nn.Parameter], bool], **settings
                 group.update(settings)
                 continue
             group["params"][:] = [p for p in group["params"] if not apart(p)]
-            optimizer.add_param_group({**group, **settings, "params": leaving})
+            kept = {key: value.clone() if isinstance(value, Tensor) else value for key, value in group.items()}
+            optimizer.add_param_group({**kept, **settings, "params": leaving})
             _tell_scheduler(setup.scheduler, optimizer, index)
     return moved
+
+
+_OTHER_LISTS = ("_schedulers", "_milestones", "milestones", "_schedule_phases")
+"""Lists of schedulers with an entry a part, not a group."""
 
 
 def _tell_scheduler(scheduler: Any, optimizer: Optimizer, index: int) -> None:
@@ -89,12 +94,8 @@ def _tell_scheduler(scheduler: Any, optimizer: Optimizer, index: int) -> None:
     for one in (scheduler, *getattr(scheduler, "_schedulers", ())):
         if getattr(one, "optimizer", None) is not optimizer:
             continue
-        for value in vars(one).values():
-            if (
-                isinstance(value, list)
-                and len(value) == len(optimizer.param_groups) - 1
-                and value is not vars(one).get("_schedulers")
-            ):
+        for key, value in vars(one).items():
+            if isinstance(value, list) and len(value) == len(optimizer.param_groups) - 1 and key not in _OTHER_LISTS:
                 value.append(value[index])
 
 
@@ -107,7 +108,7 @@ def scale_rates(setup: Setup, factor: float) -> None:
     """
     for optimizer in setup.optimizers:
         for group in optimizer.param_groups:
-            for key in ("lr", "initial_lr", "max_lr", "min_lr"):
+            for key in ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr"):
                 if key in group:
                     group[key] = group[key] * factor
     scheduler = setup.scheduler

@@ -164,7 +164,14 @@ class _Score:
         if self._evaluate is None:
             return -float(np.mean(self._losses or [self._held_loss(setup)]))
         setup.model.eval()
-        return float(self._evaluate(setup.model))
+        given: Any = self._evaluate(setup.model)
+        try:
+            return float(given.detach() if isinstance(given, torch.Tensor) else given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            shape = f" of shape {tuple(given.shape)}" if isinstance(given, (torch.Tensor, np.ndarray)) else ""
+            raise SetupError(
+                f"evaluate must give a number, higher is better, but it gave a {type(given).__name__}{shape}"
+            ) from error
 
     def _held_loss(self, setup: Setup) -> float:
         model = setup.model

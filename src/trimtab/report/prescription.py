@@ -82,7 +82,7 @@ class Prescription:
         measure: What the scores are: "evaluate", or "loss" for minus the area under the loss.
         run_steps: Training steps of one run.
         steps: Training steps taken in all, the diagnosis among them.
-        finished: Whether it ended by itself, within its budget.
+        finished: Whether it ended by itself; False where nothing is proved and the budget had no room for seeds that might have decided.
         notes: What else is to be known, a sentence each: what could not be tried and why.
     """
 

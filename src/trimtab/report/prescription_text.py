@@ -1,7 +1,7 @@
 """A prescription as text of 80 columns: what is wrong, what to change and how sure that is; then all that was tried."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trimtab._messages import say
 from trimtab.report.diagnosis import Diagnosis
@@ -33,10 +33,13 @@ def render_prescription(prescription: Prescription) -> str:
     if prescription.best is not None:
         lines += _prescribed(prescription.best, prescription.measure)
     elif roots:
-        lines += _advice(prescription.diagnosis, tried=bool(prescription.trials))
+        lines += _advice(prescription.diagnosis, prescription.trials)
     else:
         lines += [say("Nothing found that would keep this network from training: nothing to repair."), ""]
     lines += _table(prescription)
+    if not prescription.finished:
+        text = say("the budget ended before all was decided: with more runs (budget), more seeds may prove it")
+        lines += [*_labelled(say("Note"), text), ""]
     for note in prescription.notes:
         lines += [*_labelled(say("Note"), note), ""]
     lines += _cost(prescription)
@@ -75,21 +78,25 @@ def _prescribed(best: Trial, measure: str) -> Iterator[str]:
             n=best.seeds,
         ),
     )
-    if best.interval is not None and best.interval_random is not None:
+    yield from _gains(best)
+    if best.why:
+        yield from _labelled("", say("Some of its runs broke: {why}.", why=best.why))
+    yield ""
+
+
+def _gains(trial: Trial) -> Iterator[str]:
+    if trial.interval is not None and trial.interval_random is not None:
         yield from _labelled(
             "",
             say(
                 "Gain over doing nothing {a} to {b}, over a random change {c} to {d} ({level:.0%} intervals over paired seeds).",
-                a=_short(best.interval[0]),
-                b=_short(best.interval[1]),
-                c=_short(best.interval_random[0]),
-                d=_short(best.interval_random[1]),
-                level=best.level,
+                a=_short(trial.interval[0]),
+                b=_short(trial.interval[1]),
+                c=_short(trial.interval_random[0]),
+                d=_short(trial.interval_random[1]),
+                level=trial.level,
             ),
         )
-    if best.why:
-        yield from _labelled("", say("Some of its runs broke: {why}.", why=best.why))
-    yield ""
 
 
 def _code(repair: Repair) -> Iterator[str]:
@@ -99,14 +106,17 @@ def _code(repair: Repair) -> Iterator[str]:
     yield ""
 
 
-def _advice(diagnosis: Diagnosis, tried: bool) -> Iterator[str]:
+def _advice(diagnosis: Diagnosis, trials: Sequence[Trial]) -> Iterator[str]:
     """Where nothing is proved: what the findings advise, which only the user can do."""
     yield from _labelled(
         say("Proved"),
         say("nothing of what was tried is better than doing nothing and than a random change, beyond doubt")
-        if tried
+        if trials
         else say("nothing: there is no change that could be made to a setup from outside"),
     )
+    if trials and trials[0].interval is not None:
+        yield from _labelled("", say("Nearest to it: {change}.", change=trials[0].repair.summary))
+        yield from _gains(trials[0])
     yield ""
     for root in diagnosis.roots:
         for repair in root.repairs[:1] if root.severity != "note" else ():
@@ -140,9 +150,9 @@ def _cost(prescription: Prescription) -> Iterator[str]:
     yield from _labelled(
         say("Cost"),
         say(
-            "{steps} training steps, as many as {runs:.3g} runs of {run} steps",
+            "{steps} training steps, as many as {runs} of {run} steps",
             steps=f"{prescription.steps:,}",
-            runs=runs,
+            runs=say("1 run") if runs == 1 else say("{count:.3g} runs", count=runs),
             run=f"{prescription.run_steps:,}",
         ),
     )

@@ -224,8 +224,12 @@ class ScriptRepair:
             first = Running(task, executor, journal, do=run_script_job).run([Job((), 0, watched=True)])[0]
             diagnosis = without(Diagnosis() if first.diagnosis is None else first.diagnosis, ignore)
             if not grave(diagnosis):
-                return Prescription(diagnosis, measure="loss", run_steps=first.steps, steps=first.steps)
-            task = replace(task, steps=first.steps)
+                notes = (
+                    (say("the run broke down at step {n}: {why}", n=first.steps, why=first.why),) if first.why else ()
+                )
+                return Prescription(diagnosis, measure="loss", run_steps=first.steps, steps=first.steps, notes=notes)
+            if not first.why:  # it ended itself; one that broke down would go on if it were mended
+                task = replace(task, steps=first.steps)
             held = self._hold(task)
             allowed = int(budget * task.steps)
             with shown(True, allowed) as told:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trimtab.errors import UsageError
 from trimtab.repairs.running import Journal
-from trimtab.runner.run import own_folder
+from trimtab.runner.run import FOLDER, own_folder
 
 
 class Kept:
@@ -44,7 +44,7 @@ class Kept:
             with self.path.open("ab"):
                 pass
         except OSError as error:
-            raise UsageError(f"cannot write {self.path or own_folder()}: {error.strerror}") from error
+            raise UsageError(f"cannot write {self.path or Path(FOLDER).absolute()}: {error.strerror}") from error
 
     @property
     def journal(self) -> Journal:

@@ -52,7 +52,7 @@ class _Clamp:
 def _tell_clip(*, where: str, bound: float) -> Repair:
     return Repair(
         f"clip every weight of {where} at {bound:g} after its step",
-        f'with torch.no_grad():\n    for p in model.get_submodule("{where}").parameters():\n        p.clamp_(-{bound:g}, {bound:g})',
+        f'with torch.no_grad():  # after each optimizer.step()\n    for p in model.get_submodule("{where}").parameters():\n        p.clamp_(-{bound:g}, {bound:g})',
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trimtab._setup import Setup
 from trimtab.errors import RepairError
@@ -30,11 +31,9 @@ def scale_rate(setup: Setup, *, factor: float) -> None:
 
 
 def _tell_rate(*, factor: float) -> Repair:
-    word = "lower" if factor < 1 else "raise"
-    times = f"{1 / factor:g} times lower" if factor < 1 else f"{factor:g} times higher"
+    how = f"{'lower' if factor < 1 else 'raise'} the learning rate to {factor:g} times what it is"
     return Repair(
-        f"{word} the learning rate: {times}",
-        f'for group in optimizer.param_groups:\n    group["lr"] *= {factor:g}',
+        how, f'for group in optimizer.param_groups:  # before a scheduler is made\n    group["lr"] *= {factor:g}'
     )
 
 
@@ -68,7 +67,7 @@ class _Ramp:
 def _tell_warm_up(*, share: float) -> Repair:
     return Repair(
         f"warm the learning rate up over the first {share:.0%} of the steps",
-        f"warmup = int({share:g} * steps)\n"
+        f"warmup = max(int({share:g} * steps), 1)\n"
         "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / warmup, 1.0))\n"
         "# scheduler.step() after each optimizer.step()",
     )
@@ -96,10 +95,12 @@ def stretch_schedule(setup: Setup, *, factor: int) -> None:
     """Step the schedule once in several training steps.
 
     Raises:
-        RepairError: There is none.
+        RepairError: There is none, or it goes by the loss.
     """
     if setup.scheduler is None:
         raise RepairError("there is no schedule")
+    if isinstance(setup.scheduler, ReduceLROnPlateau):
+        raise RepairError("the schedule goes by the loss: it has no period")
     setup.scheduler = Slower(setup.scheduler, factor)
 
 

@@ -142,7 +142,7 @@ def _tell_gains(*, gain: float, layers: Sequence[str] | None = None) -> Repair:
 def _tell_recalibrate(*, batches: int = BATCHES) -> Repair:
     return Repair(
         "compute the running statistics anew from training batches, after training and before evaluation",
-        f"trimtab.norms.recalibrate(model, list(itertools.islice(train_loader, {batches})))  # after training",
+        f"import itertools\n\ntrimtab.norms.recalibrate(model, list(itertools.islice(train_loader, {batches})))  # after training",
     )
 
 
