@@ -255,8 +255,8 @@ class Prescriber:
             LEVEL,
             len(with_it),
             over_nothing.proved and over_random.proved,
-            next((o.why for o in arms["with"].values() if o.why), ""),
-            candidate.changes,
+            why=next((o.why for o in arms["with"].values() if o.why), ""),
+            changes=candidate.changes,
         )
 
 
@@ -290,7 +290,8 @@ def _told(candidate: Candidate) -> Trial:
         together(candidate.changes),
         tuple(change.family.name for change in candidate.changes),
         candidate.outcome.score if candidate.share == 1.0 else None,
-        why=candidate.outcome.why or ("" if candidate.share == 1.0 else "left behind after a third of the steps"),
+        share=candidate.share,
+        why=candidate.outcome.why,
         changes=candidate.changes,
     )
 

@@ -35,6 +35,7 @@ class Trial:
         level: Confidence of both intervals.
         seeds: Seeds it was tried on.
         proved: Whether both intervals lie above zero.
+        share: Of a run's steps, how many it was trained for; below 1 others were ahead of it by then.
         why: Why runs of it broke, "" if none did.
         changes: The changes themselves.
     """
@@ -49,6 +50,7 @@ class Trial:
     level: float = 0.95
     seeds: int = 1
     proved: bool = False
+    share: float = 1.0
     why: str = ""
     changes: tuple[Change, ...] = ()
 

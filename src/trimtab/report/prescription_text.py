@@ -132,7 +132,9 @@ def _table(prescription: Prescription) -> Iterator[str]:
     name = say("Tried")
     yield f"── {name} {'─' * (WIDTH - len(name) - 4)}"
     yield f"{'':8}{say('score'):>9} {say('without'):>9} {say('random'):>9} {say('seeds'):>5}  {say('change')}"
-    for trial in prescription.trials[:MOST]:
+    behind = [t for t in prescription.trials if t.share < 1 and not t.why]
+    shown = [t for t in prescription.trials if t not in behind]
+    for trial in shown[:MOST]:
         mark = say("proved") if trial.proved else ""
         seeds = trial.seeds if trial.interval is not None else 1
         left = f"{mark:8}{_short(trial.score):>9} {_short(trial.baseline):>9} {_short(trial.random):>9} {seeds:>5}  "
@@ -140,8 +142,14 @@ def _table(prescription: Prescription) -> Iterator[str]:
         rows = textwrap.wrap(told, WIDTH - len(left)) or [""]
         yield f"{left}{rows[0]}".rstrip()
         yield from (f"{'':{len(left)}}{row}" for row in rows[1:])
-    if len(prescription.trials) > MOST:
-        yield say("and {n} more", n=len(prescription.trials) - MOST)
+    if len(shown) > MOST:
+        yield say("and {n} more", n=len(shown) - MOST)
+    if behind:
+        yield ""
+        yield from textwrap.wrap(say("Behind the others after {share:.0%} of the steps:", share=behind[0].share), WIDTH)
+        for trial in behind[:MOST]:
+            rows = textwrap.wrap(clean(trial.repair.summary), WIDTH - 4)
+            yield from (f"{head}{row}" for head, row in zip(["  - ", *["    "] * len(rows)], rows, strict=False))
     yield ""
 
 
