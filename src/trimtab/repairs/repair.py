@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
 
+from trimtab._messages import say
 from trimtab._setup import Setup
 from trimtab._unchanged import unchanged
 from trimtab.diagnosis.diagnose import check_ignored, without_ignored
@@ -29,10 +30,6 @@ BUDGET = 25.0
 
 SEARCH = 0.45
 """Share of the budget that the search may take; the proof needs the rest."""
-
-SAME_RUN = "make_setup gives the same run for every seed, so that nothing is proved: seed the model and the order of the data with its argument"
-
-NO_SCORE = "no run has a score that is a finite number, and the untrained model has none either: look at what evaluate, or the loss, gives"
 
 HARM = 0.1
 """Mean harm of random changes, over the gain of the repair, from which on it widens the interval by much."""
@@ -96,7 +93,12 @@ def repair(
     with shown(progress, allowed) as told:
         running = Running(make_setup, executor or local_executor(), Journal(journal, identity(make_setup)), told)
         found = Prescriber(make_setup, running, run_steps, allowed, propose).prescribe(seeds, ignore)
-    return found if varied or found.best is None else unproved(found, SAME_RUN)
+    if varied or found.best is None:
+        return found
+    text = say(
+        "make_setup gives the same run for every seed, so that nothing is proved: seed model and data with its argument"
+    )
+    return unproved(found, text)
 
 
 _Arms: TypeAlias = dict[str, dict[int, Outcome]]
@@ -145,7 +147,13 @@ class Prescriber:
             )
             trials = self._prove(found, seeds)
         best = next((t for t in trials if t.proved), None)
-        notes = (NO_SCORE,) if self._scores_nothing([first.score, *(t.score for t in trials)]) else ()
+        notes = []
+        if self._scores_nothing([first.score, *(t.score for t in trials)]):
+            notes.append(
+                say(
+                    "no score is a finite number, not even the untrained model's: look at what evaluate, or the loss, gives"
+                )
+            )
         return Prescription(
             diagnosis,
             tuple(trials),
@@ -154,7 +162,7 @@ class Prescriber:
             self._run_steps,
             self._running.steps,
             best is not None or not self._cut,
-            notes,
+            tuple(notes),
         )
 
     def _scores_nothing(self, scores: Sequence[float | None]) -> bool:
