@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from repair_cases import healthy, make_setup, too_slow
+from torch import nn
 
 import trimtab
 from trimtab.errors import RepairError, UsageError
@@ -167,3 +168,33 @@ def test_processes_and_a_cluster_prescribe_the_same(mended):
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
         found = trimtab.repair(too_slow, executor=client.get_executor(), progress=False)
     assert found.to_json() == mended.to_json()
+
+
+def asserts(seed):
+    """A rate somewhat too high for a parabola, under a loss that refuses to grow without end."""
+    setup = make_setup(seed, lr=1.0, net=lambda: nn.Linear(2, 4))
+
+    def loss(model, batch):
+        value = (model(batch[0]) - nn.functional.one_hot(batch[1], 4)).square().mean() * 4
+        assert value < 1e8, "the loss is out of bounds"
+        return value
+
+    setup.loss = loss
+    return setup
+
+
+def test_a_run_that_its_own_assertion_ends_is_a_result():
+    found = trimtab.repair(asserts, executor=Serial(), progress=False)
+    assert any("broke down after" in note and "the loss is out of bounds" in note for note in found.notes)
+    assert found.diagnosis.roots[0].code == "learning-rate-too-high"
+    assert found.trials
+
+
+def test_an_error_before_the_first_step_is_the_users():
+    def broken(seed):
+        setup = make_setup(seed)
+        setup.loss = lambda model, batch: 1 / 0
+        return setup
+
+    with pytest.raises(ZeroDivisionError):
+        trimtab.repair(broken, executor=Serial(), progress=False)

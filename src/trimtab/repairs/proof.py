@@ -65,9 +65,21 @@ def gain(with_it: Mapping[int, float], without: Mapping[int, float], last: bool)
     count, mean = len(differences), float(differences.mean())
     if count < 2:
         return Gain(mean, -math.inf, math.inf)
-    error = 1 - LEVEL - 2 * EARLY if last else EARLY
+    error = 1 - level(last)
     half = float(stats.t.ppf(1 - error / 2, count - 1)) * float(differences.std(ddof=1)) / math.sqrt(count)
     return Gain(mean, mean - half, mean + half)
+
+
+def level(last: bool) -> float:
+    """Confidence of the intervals of one look, so that all looks together have `LEVEL`.
+
+    Args:
+        last: Whether it is the last one.
+
+    Returns:
+        The confidence.
+    """
+    return LEVEL + 2 * EARLY if last else 1 - EARLY
 
 
 def as_numbers(scores: Mapping[int, float | None], floor: float) -> dict[int, float]:

@@ -18,7 +18,7 @@ from trimtab.errors import RepairError, UsageError
 from trimtab.repairs.change import Change, answers_to, together
 from trimtab.repairs.factory import identity, look_over
 from trimtab.repairs.patient import Patient
-from trimtab.repairs.proof import LEVEL, MOST_SEEDS, Gain, as_numbers, gain, looks, no_worse
+from trimtab.repairs.proof import MOST_SEEDS, Gain, as_numbers, gain, level, looks, no_worse
 from trimtab.repairs.running import Journal, Running, local_executor
 from trimtab.repairs.search import Candidate, Propose, grave, search
 from trimtab.repairs.trials import Job, MakeSetup, Outcome, fresh
@@ -148,6 +148,8 @@ class Prescriber:
             trials = self._prove(found, seeds)
         best = next((t for t in trials if t.proved), None)
         notes = []
+        if first.why and first.steps < self._run_steps:
+            notes.append(say("the run broke down after {n} steps: {why}", n=first.steps, why=first.why))
         if self._scores_nothing([first.score, *(t.score for t in trials)]):
             notes.append(
                 say(
@@ -260,7 +262,7 @@ class Prescriber:
             fmean(chance.values()),
             (over_nothing.low, over_nothing.high),
             (over_random.low, over_random.high),
-            LEVEL,
+            level(last),
             len(with_it),
             over_nothing.proved and over_random.proved,
             why=next((o.why for o in arms["with"].values() if o.why), ""),

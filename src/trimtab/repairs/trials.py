@@ -5,8 +5,10 @@ import math
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -125,25 +127,61 @@ def _run(make_setup: MakeSetup, job: Job) -> Outcome:
         for change in job.changes:
             change.apply(setup)
         setup.steps = math.ceil(job.share * steps)
-        found = _train(setup, score, job.watched) if setup.steps else None
+        course = _train(setup, score, job.watched)
+        if course.why:
+            return Outcome(None, course.steps, course.why, course.diagnosis)
         value = score.of(setup)
     except RepairError as error:
         return Outcome(None, 0, str(error))
     except Exception as error:
-        if not job.changes and job.share:  # the user's own run: they are to see it
+        if (
+            not job.changes and job.share
+        ):  # the user's own code, before the first step or in evaluate: they are to see it
             raise
-        return Outcome(None, setup.steps, f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        return Outcome(None, setup.steps, _told(error))
     if not math.isfinite(value):
-        return Outcome(None, setup.steps, "its score is not a finite number", found)
-    return Outcome(value, setup.steps, "", found)
+        return Outcome(None, setup.steps, "its score is not a finite number", course.diagnosis)
+    return Outcome(value, setup.steps, "", course.diagnosis)
 
 
-def _train(setup: Setup, score: "_Score", watched: bool) -> Diagnosis | None:
-    if watched:
-        return diagnose(setup, progress=lambda done, steps: score.note(setup, done))
-    for done, _ in enumerate(setup.train(), 1):
-        score.note(setup, done)
-    return None
+class _Course(NamedTuple):
+    """How training went: steps that were done, why it ended early, and what is wrong with it, if it was watched."""
+
+    steps: int
+    why: str = ""
+    diagnosis: Diagnosis | None = None
+
+
+def _train(setup: Setup, score: "_Score", watched: bool) -> _Course:
+    """Train to the end. An error after the first step ends it as a result: a loss that asserts it is a number, say."""
+    done = 0
+
+    def note(at: int, _: int = 0) -> None:
+        nonlocal done
+        done = at
+        score.note(setup, at)
+
+    with TemporaryDirectory(prefix="trimtab-") as folder:
+        store = Path(folder, "record.db")
+        try:
+            if watched and setup.steps:
+                return _Course(setup.steps, "", _anywhere(diagnose(setup, store=store, progress=note)))
+            for at, _ in enumerate(setup.train(), 1):
+                note(at)
+        except Exception as error:
+            if not done:
+                raise
+            return _Course(done, _told(error), _anywhere(diagnose(store)) if watched else None)
+    return _Course(done)
+
+
+def _anywhere(diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis without the place of its record, which is gone."""
+    return replace(diagnosis, run=replace(diagnosis.run, record=None))
+
+
+def _told(error: Exception) -> str:
+    return (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:300]
 
 
 class _Score:

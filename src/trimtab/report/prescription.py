@@ -32,7 +32,7 @@ class Trial:
         random: Mean score of random changes of the same families; None where it did not come to that.
         interval: Where the mean gain over doing nothing lies; None where it was tried on one seed only.
         interval_random: The same over a random change.
-        level: Confidence of both intervals.
+        level: Confidence of both intervals: 0.995 at three and at five seeds and 0.96 at eight, which together make 0.95.
         seeds: Seeds it was tried on.
         proved: Whether both intervals lie above zero.
         share: Of a run's steps, how many it was trained for; below 1 others were ahead of it by then.

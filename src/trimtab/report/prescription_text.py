@@ -12,6 +12,9 @@ from trimtab.report.words import clean, number, shortened
 
 WIDTH = 80
 LABEL = 10
+RAISED = 0.01
+"""Share by which a gain must fall short of the difference of the means that are shown, for a reader to wonder."""
+
 MOST = 12
 """Rows of the table of trials."""
 
@@ -89,7 +92,7 @@ def _gains(trial: Trial) -> Iterator[str]:
         yield from _labelled(
             "",
             say(
-                "Gain over doing nothing {a} to {b}, over a random change {c} to {d} ({level:.0%} intervals over paired seeds).",
+                "Gain over doing nothing {a} to {b}, over a random change {c} to {d} ({level:.1%} intervals over paired seeds, 95% for all looks together).",
                 a=_short(trial.interval[0]),
                 b=_short(trial.interval[1]),
                 c=_short(trial.interval_random[0]),
@@ -97,6 +100,22 @@ def _gains(trial: Trial) -> Iterator[str]:
                 level=trial.level,
             ),
         )
+        if _raised(trial.score, trial.baseline, trial.interval) or _raised(
+            trial.score, trial.random, trial.interval_random
+        ):
+            yield from _labelled(
+                "",
+                say(
+                    "In the gains, a control that ends worse than the untrained net, or than doing nothing, counts as that."
+                ),
+            )
+
+
+def _raised(score: float | None, control: float | None, interval: tuple[float, float]) -> bool:
+    """Whether the gain is smaller than the difference of the means that are shown: then controls have been raised."""
+    if score is None or control is None:
+        return False
+    return sum(interval) / 2 < (score - control) * (1 - RAISED)
 
 
 def _code(repair: Repair) -> Iterator[str]:
