@@ -64,7 +64,7 @@ def test_version(shell):
         (["check", "--seed", "x", "a.py:f"], "--seed"),
         (["explain", "dead-unit"], "Did you mean dead-units?"),
         (["explain", "DEAD_UNITS"], "Did you mean dead-units or"),
-        (["explain", "qqqq"], "Known codes: broadcast-loss, cannot-overfit-one-batch"),
+        (["explain", "qqqq"], "Known codes: attention-logit-growth, broadcast-loss"),
         (["explain", ""], "Unknown code ''"),
         (["explain", "../en/dead-units"], "Unknown code"),
     ],

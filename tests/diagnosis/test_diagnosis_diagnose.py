@@ -23,7 +23,7 @@ from problems import (
 from torch import nn
 
 import trimtab
-from trimtab.diagnosis.diagnose import _without
+from trimtab.diagnosis.diagnose import without_ignored
 from trimtab.errors import RecordError, SetupError, StepError, TrimtabError, UsageError
 from trimtab.recording import Record
 from trimtab.report import Finding
@@ -141,13 +141,13 @@ def test_ignoring_one_place_leaves_the_others():
 
 def test_ignoring_a_place_covers_what_lies_in_it():
     whole = Finding("dead-units", "error", ("body.2", "body.20", "head"), "")
-    assert _without(whole, ["dead-units@body"]).where == ("head",)
-    assert _without(whole, ["dead-units@body.2"]).where == ("body.20", "head")
-    assert _without(whole, ["dead-units@body", "dead-units@head"]) is None
-    assert _without(whole, ["vanishing-gradient@body"]) is whole
+    assert without_ignored(whole, ["dead-units@body"]).where == ("head",)
+    assert without_ignored(whole, ["dead-units@body.2"]).where == ("body.20", "head")
+    assert without_ignored(whole, ["dead-units@body", "dead-units@head"]) is None
+    assert without_ignored(whole, ["vanishing-gradient@body"]) is whole
     placeless = dataclasses.replace(whole, where=())
-    assert _without(placeless, ["dead-units@body"]) is placeless
-    assert _without(placeless, ["dead-units"]) is None
+    assert without_ignored(placeless, ["dead-units@body"]) is placeless
+    assert without_ignored(placeless, ["dead-units"]) is None
 
 
 def test_an_ignored_root_explains_nothing():

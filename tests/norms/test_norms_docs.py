@@ -69,8 +69,24 @@ def test_the_python_of_the_readme_runs():
     """Its blocks take a model, an optimizer and data of the reader's, which stand here."""
     inputs, targets = torch.randn(64, 3, 8, 8) * 4 + 10, torch.randint(0, 4, (64,))
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 4))
+
+    def make_setup(seed):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+        data, labels = torch.randn(64, 3, 8, 8), torch.arange(64) % 4
+        data[torch.arange(64), 0, 0, labels] += 3.0  # one pixel tells the class
+
+        def evaluate(net):
+            with torch.no_grad():
+                return (net(data).argmax(1) == labels).float().mean().item()
+
+        too_low = torch.optim.SGD(net.parameters(), lr=1e-6)
+        loss = lambda net, batch: nn.functional.cross_entropy(net(batch[0]), batch[1])  # noqa: E731
+        return trimtab.Setup(net, too_low, lambda: [(data, labels)], loss, steps=100, evaluate=evaluate)
+
     names = {
         "trimtab": trimtab,
+        "make_setup": make_setup,
         "torch": torch,
         "F": nn.functional,
         "loss_function": nn.CrossEntropyLoss(),
@@ -81,6 +97,7 @@ def test_the_python_of_the_readme_runs():
         "X": inputs,
     }
     run(ROOT / "README.md", names)
+    assert "learning rate" in str(names["prescription"].best.repair)
     assert names["folded"].max_difference < 1e-5
     assert not names["folded"].refused
     mean, std = inputs.mean((0, 2, 3), keepdim=True), inputs.std((0, 2, 3), correction=0, keepdim=True)

@@ -40,7 +40,11 @@ def find(view: View) -> Iterator[Found]:
     now = float(np.median(np.abs(log_z[later])))
     if now < FAR * start:
         return
-    spacing = _spacing(view, source, now)
+    spacing, half = _spacing(view, source, now)
+    if (
+        progress.nonfinite is not None and not half
+    ):  # no drift makes NaN of a single-precision logit: the run has blown up
+        return
     lost = progress.nonfinite is not None or progress.gained < BARELY or progress.given_back >= REGAINED
     if not lost and spacing < COARSE:
         return
@@ -80,11 +84,12 @@ def normalizers(view: View) -> tuple[str, np.ndarray, np.ndarray] | None:
     return sources[0], steps, log_z
 
 
-def _spacing(view: View, source: str, size: float) -> float:
-    """Distance between two neighbouring numbers of this size in the precision of the logits."""
+def _spacing(view: View, source: str, size: float) -> tuple[float, bool]:
+    """Distance between two neighbouring numbers of this size in the precision of the logits, and whether that is one of 16 bits."""
     links = dict(view.record.details["links"][0][1])
     dtype = getattr(torch, links.get(source, {}).get("dtype", "float32"))
-    return float(torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(size)))
+    facts = torch.finfo(dtype)
+    return float(facts.eps * 2.0 ** math.floor(math.log2(size))), facts.bits <= 16
 
 
 def _finding(
