@@ -28,7 +28,7 @@ def test_a_fault_is_named_and_its_repair_proved(mended):
     assert best.score > best.baseline
     assert best.interval[0] > 0
     assert best.interval_random[0] > 0
-    assert "learning rate" in str(best.repair)
+    assert str(best.repair) == best.repair.summary == "raise the learning rate to 1000 times what it is"
 
 
 def test_the_repair_can_be_made_to_a_fresh_setup(mended):

@@ -42,6 +42,9 @@ class Repair:
     summary: str
     code: str = ""
 
+    def __str__(self) -> str:
+        return self.summary
+
 
 @dataclass(frozen=True, slots=True)
 class Location:
