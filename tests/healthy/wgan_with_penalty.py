@@ -8,7 +8,7 @@ from torch import nn
 
 from trimtab import Setup
 
-LEARNS = 0.2  # a point in the middle of the ring has 0
+LEARNS = 0.4  # a point in the middle of the ring has 0
 
 
 def ring(samples=2048):
@@ -47,11 +47,11 @@ def make():
     net = Wgan()
     optimizers = [  # the critic is to be ahead of what it judges
         torch.optim.Adam(part.parameters(), rate, betas=(0.0, 0.9))
-        for part, rate in ((net.generator, 3e-4), (net.critic, 3e-3))
+        for part, rate in ((net.generator, 2e-4), (net.critic, 3e-3))
     ]
 
     @torch.no_grad()
     def evaluate(model):
         return 1 - float((model.generator(torch.randn(500, 4)).norm(dim=1) - 1).abs().mean())
 
-    return Setup(net, optimizers, passes(ring()), lambda m, b: m.critic(b[0]).mean(), 150, evaluate, step=step)
+    return Setup(net, optimizers, passes(ring()), lambda m, b: m.critic(b[0]).mean(), 250, evaluate, step=step)
