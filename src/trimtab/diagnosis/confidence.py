@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
+from trimtab._messages import say
 from trimtab.report import Evidence, Finding
 
 Standing: TypeAlias = Literal["alone", "decided", "first", "beside", "ruled out"]
@@ -80,5 +81,5 @@ def _trial(finding: Finding, removal: dict[str, Any]) -> tuple[Evidence, ...]:
     ends = removal.get("ends", {})
     if finding.code not in ends:
         return ()
-    words = f"loss of a copy after {removal['steps']} steps {removal['words'][finding.code]}"
-    return Evidence(words, ends[finding.code]), Evidence("the same, as the run is", removal["plain"])
+    words = say("loss of a copy after {n} steps {how}", n=removal["steps"], how=removal["words"][finding.code])
+    return Evidence(words, ends[finding.code]), Evidence(say("the same, as the run is"), removal["plain"])

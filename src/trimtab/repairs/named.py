@@ -34,15 +34,17 @@ def module_at(model: nn.Module, name: str, kinds: tuple[type[nn.Module], ...]) -
     return module
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str] | None) -> str:
     """Names in a sentence.
 
     Args:
-        names: Some names.
+        names: Some names; None for all there are.
 
     Returns:
         The first ones, and how many there are besides.
     """
+    if names is None:
+        return "all of them"
     shown = ", ".join(name or "the model" for name in names[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
 

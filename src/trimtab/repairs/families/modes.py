@@ -1,21 +1,22 @@
 """What a net does otherwise in training than in evaluation: the mode of its steps, and dropout in front of a norm."""
 
-import functools
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trimtab._setup import Setup
 from trimtab.errors import RepairError
 from trimtab.norms._kinds import DROPOUTS
 from trimtab.repairs.change import Change, Kind
-from trimtab.repairs.families.norm_kind import named, some
+from trimtab.repairs.lot import some_of
+from trimtab.repairs.named import listed
 from trimtab.repairs.patient import Patient
-from trimtab.repairs.surgery import replace_module
+from trimtab.repairs.surgery import around_steps, replace_module
 from trimtab.repairs.walking import Stop, is_weight, walk
 from trimtab.report import Finding, Repair
 
@@ -31,16 +32,15 @@ def train_mode(setup: Setup) -> None:
     """
     if not any(isinstance(m, (_BatchNorm, *DROPOUTS)) for m in setup.model.modules()):
         raise RepairError("the model does the same in both modes")
-    before = setup.step or _plain
     inside = False
 
-    @functools.wraps(before)
-    def step(setup: Setup, batch: Any) -> Tensor:
+    @contextmanager
+    def training() -> Iterator[None]:
         nonlocal inside
         setup.model.train()
         inside = True
         try:
-            return before(setup, batch)
+            yield
         finally:
             inside = False
 
@@ -49,17 +49,7 @@ def train_mode(setup: Setup) -> None:
             module.train()
 
     setup.model.register_forward_pre_hook(back)
-    setup.step = step
-
-
-def _plain(setup: Setup, batch: Any) -> Tensor:
-    for optimizer in setup.optimizers:
-        optimizer.zero_grad()
-    loss = setup.compute_loss(batch)
-    loss.backward()  # type: ignore[no-untyped-call]
-    for optimizer in setup.optimizers:
-        optimizer.step()
-    return loss
+    around_steps(setup, training)
 
 
 def dropout_off(setup: Setup, *, layers: Sequence[str]) -> None:
@@ -114,14 +104,14 @@ def _tell_train() -> Repair:
 
 def _tell_off(*, layers: Sequence[str]) -> Repair:
     return Repair(
-        f"turn the dropout off that stands in front of a norm: {named(layers)}",
+        f"turn the dropout off that stands in front of a norm: {listed(layers)}",
         f"for name in {list(layers)!r}:\n    model.get_submodule(name).p = 0.0",
     )
 
 
 def _tell_behind(*, layers: Sequence[str]) -> Repair:
     return Repair(
-        f"move dropout behind the last norm: off in {named(layers)}, on in front of the last layer",
+        f"move dropout behind the last norm: off in {listed(layers)}, on in front of the last layer",
         f"p = model.get_submodule({layers[0]!r}).p\n"
         f"for name in {list(layers)!r}:\n    model.get_submodule(name).p = 0.0\n"
         "name, head = [(n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)][-1]\n"
@@ -170,7 +160,7 @@ def _if_modes(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
 
 def _some_dropout(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
     names = [name for name, m in patient.model.named_modules() if isinstance(m, DROPOUTS) and m.p]
-    return {"layers": some(names, rng)} if names else None
+    return {"layers": some_of(names, rng)} if names else None
 
 
 KINDS = {

@@ -12,7 +12,8 @@ from trimtab.norms._groups import group_count
 from trimtab.norms._kinds import is_row_norm, kind_of
 from trimtab.norms.channel_layers import ChannelLayerNorm, ChannelRMSNorm
 from trimtab.repairs.change import Change, Kind
-from trimtab.repairs.families.norm_kind import named, some
+from trimtab.repairs.lot import some_of
+from trimtab.repairs.named import listed
 from trimtab.repairs.patient import Patient
 from trimtab.repairs.surgery import replace_module
 from trimtab.repairs.walking import Stop, is_weight, walk
@@ -81,7 +82,7 @@ def _tell_insert(*, kind: str, layers: Sequence[str]) -> Repair:
             f"    norm = torch.nn.{flat}(layer.out_features) if flat else trimtab.norms.{deep}(layer.out_channels)\n"
         )
     return Repair(
-        f"put a {kind.replace('_', ' ')} behind {named(layers)}",
+        f"put a {kind.replace('_', ' ')} behind {listed(layers)}",
         code
         + "    setattr(model.get_submodule(parent), child, torch.nn.Sequential(layer, norm))  # before the optimizer is made",
     )
@@ -134,7 +135,7 @@ def _kinds_behind(stops: Sequence[Stop]) -> list[str]:
 def _some_place(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
     stops = bare_layers(patient)
     kinds = _kinds_behind(stops)
-    return {"kind": rng.choice(kinds), "layers": some([stop.name for stop in stops], rng)} if kinds else None
+    return {"kind": rng.choice(kinds), "layers": some_of([stop.name for stop in stops], rng)} if kinds else None
 
 
 KINDS = {

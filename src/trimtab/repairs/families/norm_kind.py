@@ -13,6 +13,8 @@ from trimtab.norms import convert
 from trimtab.norms._kinds import is_row_norm, kind_of, names_of
 from trimtab.norms.layers import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
 from trimtab.repairs.change import Change, Kind
+from trimtab.repairs.lot import some_of
+from trimtab.repairs.named import listed
 from trimtab.repairs.patient import Patient, at
 from trimtab.repairs.surgery import replace_module
 from trimtab.report import Finding, Repair
@@ -124,20 +126,6 @@ def norms_of(model: nn.Module) -> list[str]:
 # How it is told --------------------------------------------------------------------------------------------------------
 
 
-def named(layers: Sequence[str] | None) -> str:
-    """Layers in words.
-
-    Args:
-        layers: Their names; None for all.
-
-    Returns:
-        Up to three of them, then their number.
-    """
-    if layers is None:
-        return "all of them"
-    return ", ".join(layers) if len(layers) <= 3 else f"{', '.join(layers[:2])} and {len(layers) - 2} more"
-
-
 def _tell_convert(*, to: str, layers: Sequence[str] | None = None) -> Repair:
     words = to.replace("_", " ")
     if to == "batch_renorm":
@@ -148,10 +136,10 @@ def _tell_convert(*, to: str, layers: Sequence[str] | None = None) -> Repair:
             "    new = BatchRenorm1d(old.num_features, old.eps, old.momentum)\n"
             "    setattr(model.get_submodule(parent), child, new)  # before the optimizer is made"
         )
-        return Repair(f"turn batch normalization into {words}: {named(layers)}", code)
+        return Repair(f"turn batch normalization into {words}: {listed(layers)}", code)
     only = "" if layers is None else f", layers={list(layers)!r}"
     return Repair(
-        f"turn the normalization into {words if to != 'none' else 'a plain scale and shift'}: {named(layers)}",
+        f"turn the normalization into {words if to != 'none' else 'a plain scale and shift'}: {listed(layers)}",
         f'model = trimtab.norms.convert(model, to="{to}"{only}).model  # before the optimizer is made',
     )
 
@@ -164,14 +152,14 @@ def _names_in_code(layers: Sequence[str] | None) -> str:
 
 def _tell_fewer(*, groups: int, layers: Sequence[str]) -> Repair:
     return Repair(
-        f"take {groups} group(s) in {named(layers)}, so that each has several values",
+        f"take {groups} group(s) in {listed(layers)}, so that each has several values",
         f"for name in {list(layers)!r}:\n    model.get_submodule(name).num_groups = {groups}",
     )
 
 
 def _tell_drop(*, layers: Sequence[str]) -> Repair:
     return Repair(
-        f"leave the normalization out: {named(layers)}",
+        f"leave the normalization out: {listed(layers)}",
         f"for name in {list(layers)!r}:\n"
         "    parent, _, child = name.rpartition('.')\n"
         "    setattr(model.get_submodule(parent), child, torch.nn.Identity())",
@@ -240,25 +228,11 @@ def _is_norm(model: nn.Module, name: str) -> bool:
     return not list(module.children())
 
 
-def some(names: Sequence[str], rng: random.Random) -> list[str]:
-    """A random choice of names, in their order.
-
-    Args:
-        names: The names.
-        rng: The lot.
-
-    Returns:
-        From one of them to all.
-    """
-    chosen = set(rng.sample(range(len(names)), rng.randint(1, len(names))))
-    return [name for i, name in enumerate(names) if i in chosen]
-
-
 def _some_kind(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
     names = [name for name in norms_of(patient.model) if kind_of(patient.model.get_submodule(name)) is not None]
     if not names:
         return None
-    return {"to": rng.choice((*KINDS_OF_NORM, "batch_renorm")), "layers": some(names, rng)}
+    return {"to": rng.choice((*KINDS_OF_NORM, "batch_renorm")), "layers": some_of(names, rng)}
 
 
 def _some_groups(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
@@ -273,7 +247,7 @@ def _some_groups(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
 
 def _some_drop(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
     names = norms_of(patient.model)
-    return {"layers": some(names, rng)} if names else None
+    return {"layers": some_of(names, rng)} if names else None
 
 
 KINDS = {

@@ -14,8 +14,10 @@ from trimtab._setup import Setup
 from trimtab.errors import RepairError
 from trimtab.norms import recalibrate
 from trimtab.repairs.change import Change, Kind
-from trimtab.repairs.families.norm_kind import batch_norms, named, norms_of, some
+from trimtab.repairs.families.norm_kind import batch_norms, norms_of
 from trimtab.repairs.feeding import BATCHES
+from trimtab.repairs.lot import some_of
+from trimtab.repairs.named import listed
 from trimtab.repairs.patient import Patient
 from trimtab.report import Finding, Repair
 
@@ -125,7 +127,7 @@ def _tell_momentum(*, momentum: float | None, layers: Sequence[str] | None = Non
         else f"momentum {momentum:g}, the weight of the newest batch"
     )
     return Repair(
-        f"let running statistics follow with {meaning}: {named(layers)}",
+        f"let running statistics follow with {meaning}: {listed(layers)}",
         each_in_code(
             layers, "isinstance(module, torch.nn.modules.batchnorm._NormBase)", f"module.momentum = {momentum}"
         ),
@@ -134,7 +136,7 @@ def _tell_momentum(*, momentum: float | None, layers: Sequence[str] | None = Non
 
 def _tell_gains(*, gain: float, layers: Sequence[str] | None = None) -> Repair:
     return Repair(
-        f"let the normalization begin with a gain of {gain:g}: {named(layers)}",
+        f"let the normalization begin with a gain of {gain:g}: {listed(layers)}",
         each_in_code(layers, _IS_NORM, f"torch.nn.init.constant_(module.weight, {gain:g})"),
     )
 
@@ -198,12 +200,12 @@ def _some_momentum(patient: Patient, rng: random.Random) -> dict[str, Any] | Non
     if not names:
         return None
     momentum = None if rng.random() < 0.1 else float(f"{10 ** rng.uniform(-4, 0):.3g}")
-    return {"momentum": momentum, "layers": some(names, rng)}
+    return {"momentum": momentum, "layers": some_of(names, rng)}
 
 
 def _some_gain(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
     names = list(_with_gain(patient.model, None))
-    return {"gain": float(f"{10 ** rng.uniform(-2, 1):.3g}"), "layers": some(names, rng)} if names else None
+    return {"gain": float(f"{10 ** rng.uniform(-2, 1):.3g}"), "layers": some_of(names, rng)} if names else None
 
 
 def _if_tracking(patient: Patient, rng: random.Random) -> dict[str, Any] | None:

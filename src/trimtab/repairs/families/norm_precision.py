@@ -12,8 +12,10 @@ from trimtab._setup import Setup
 from trimtab.errors import RepairError
 from trimtab.norms._kinds import is_row_norm, kind_of
 from trimtab.repairs.change import Change, Kind
-from trimtab.repairs.families.norm_kind import named, norms_of, some
+from trimtab.repairs.families.norm_kind import norms_of
 from trimtab.repairs.families.norm_numbers import each_in_code
+from trimtab.repairs.lot import some_of
+from trimtab.repairs.named import listed
 from trimtab.repairs.patient import Patient
 from trimtab.repairs.surgery import replace_module
 from trimtab.repairs.walking import Stop, spread_out, walk
@@ -113,14 +115,14 @@ def _eps_of(module: nn.Module) -> float | None:
 
 def _tell_eps(*, eps: float, layers: Sequence[str]) -> Repair:
     return Repair(
-        f"give {named(layers)} an eps of {eps:g}",
+        f"give {listed(layers)} an eps of {eps:g}",
         each_in_code(layers, "", f"module.eps = {eps:g}"),
     )
 
 
 def _tell_single(*, layers: Sequence[str]) -> Repair:
     return Repair(
-        f"compute the normalization in single precision: {named(layers)}",
+        f"compute the normalization in single precision: {listed(layers)}",
         each_in_code(
             layers,
             "",
@@ -166,7 +168,7 @@ def _some_eps(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
     names = _with_eps(patient.model)
     if not names:
         return None
-    chosen = some(names, rng)
+    chosen = some_of(names, rng)
     now = _eps_of(patient.model.get_submodule(chosen[0])) or 1e-5
     return {"eps": float(f"{now * 10 ** rng.uniform(-DECADES, DECADES):.3g}"), "layers": chosen}
 
@@ -177,7 +179,7 @@ def _some_single(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
         for n in _with_eps(patient.model)
         if kind_of(patient.model.get_submodule(n)) or is_row_norm(patient.model.get_submodule(n))
     ]
-    return {"layers": some(names, rng)} if names else None
+    return {"layers": some_of(names, rng)} if names else None
 
 
 def _with_eps(model: nn.Module) -> list[str]:

@@ -13,7 +13,8 @@ from trimtab.errors import RepairError
 from trimtab.norms.layers import MaskedBatchNorm1d
 from trimtab.recording.walk import tensors
 from trimtab.repairs.change import Change, Kind
-from trimtab.repairs.families.norm_kind import named, some
+from trimtab.repairs.lot import some_of
+from trimtab.repairs.named import listed
 from trimtab.repairs.patient import Patient, at
 from trimtab.repairs.surgery import replace_module
 from trimtab.repairs.walking import walk
@@ -125,9 +126,9 @@ def _sequences(setup: Setup) -> dict[str, tuple[int, int]]:
 
 def _tell(*, layers: Sequence[str]) -> Repair:
     return Repair(
-        f"take the statistics over the real positions only: {named(layers)}",
+        f"take the statistics over the real positions only: {listed(layers)}",
         "norm = trimtab.norms.layers.MaskedBatchNorm1d(channels)  # in the place of "
-        f"{named(layers)}\ny = norm(x, mask)  # mask (N, L), True where real",
+        f"{listed(layers)}\ny = norm(x, mask)  # mask (N, L), True where real",
     )
 
 
@@ -143,7 +144,7 @@ def _some(patient: Patient, rng: random.Random) -> dict[str, Any] | None:
         names = list(_sequences(patient.setup))
     except RepairError:
         return None
-    settings = {"layers": some(names, rng)} if names else None
+    settings = {"layers": some_of(names, rng)} if names else None
     return settings if settings and patient.takes(Change("mask-padding", settings)) else None
 
 
