@@ -134,6 +134,18 @@ def test_the_text_says_how_near_it_came_and_that_the_budget_ended(mended):
     assert "the budget ended" not in " ".join(str(mended).split())
 
 
+@pytest.mark.parametrize(("seeds", "budget"), [(2, 8), (3, 11), (3, 14), (2, 8.5)])
+def test_the_least_budget_has_room_for_a_proof(seeds, budget):
+    def many(finding, patient):
+        return [Change("scale-rate", {"factor": f}) for f in (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)]
+
+    found = trimtab.repair(too_slow, executor=Serial(), progress=False, seeds=seeds, budget=budget, propose=many)
+    assert found.steps <= budget * 100
+    assert found.trials[0].seeds >= seeds
+    assert found.trials[0].interval is not None
+    assert found.trials[0].interval_random is not None
+
+
 def test_one_run_is_told_as_one():
     text = " ".join(str(trimtab.repair(healthy, executor=Serial(), progress=False)).split())
     assert "100 training steps, as many as 1 run of 100 steps" in text
