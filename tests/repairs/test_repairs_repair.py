@@ -43,6 +43,16 @@ def test_the_repair_can_be_made_to_a_fresh_setup(mended):
     assert setup.evaluate(setup.model) > untouched.evaluate(untouched.model.eval()) + 0.2
 
 
+def test_a_repair_is_made_to_a_setup_once(mended):
+    setup = too_slow(77)
+    mended.best.apply(setup)
+    rate = setup.optimizer.param_groups[0]["lr"]
+    with pytest.raises(RepairError, match="made to this setup already; apply it to a fresh one"):
+        mended.best.apply(setup)
+    assert setup.optimizer.param_groups[0]["lr"] == rate
+    mended.best.apply(too_slow(77))
+
+
 def test_it_stays_within_its_budget_and_counts_its_steps(mended):
     assert mended.run_steps == 100
     assert mended.steps <= 25 * 100

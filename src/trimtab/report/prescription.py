@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import trimtab
+from trimtab.errors import RepairError
 from trimtab.report.diagnosis import Diagnosis
 from trimtab.report.finding import Repair
 from trimtab.report.json import strict
@@ -62,7 +63,14 @@ class Trial:
 
         Returns:
             The same setup.
+
+        Raises:
+            RepairError: One of the changes has been made to it before, or cannot be made to it.
         """
+        made = vars(setup).setdefault("_changes_made", [])
+        if any(change in made for change in self.changes):
+            raise RepairError("this repair has been made to this setup already; apply it to a fresh one")
+        made += self.changes
         for change in self.changes:
             change.apply(setup)
         return setup
