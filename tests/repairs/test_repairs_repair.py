@@ -12,6 +12,7 @@ from torch import nn
 import trimtab
 from trimtab.errors import RepairError, UsageError
 from trimtab.repairs.change import Change
+from trimtab.repairs.patient import Patient
 from trimtab.repairs.running import Serial
 
 
@@ -154,6 +155,31 @@ def test_the_least_budget_has_room_for_a_proof(seeds, budget):
     assert found.trials[0].seeds >= seeds
     assert found.trials[0].interval is not None
     assert found.trials[0].interval_random is not None
+
+
+def test_an_error_of_a_familys_own_is_a_proposal_that_is_not_made(monkeypatch, mended):
+    from trimtab.repairs import change
+    from trimtab.repairs.families import FAMILIES
+
+    def raises(*_):
+        raise ZeroDivisionError("what the family has not thought of")
+
+    def half(finding, patient):
+        yield Change("scale-rate", {"factor": 300.0})
+        raises()
+
+    training = next(f for f in FAMILIES if "scale-rate" in f.kinds)
+    code = mended.diagnosis.roots[0].code
+    kinds = {name: dataclasses.replace(kind, sample=raises) for name, kind in training.kinds.items()}
+    broken = dataclasses.replace(training, kinds=kinds, answers={code: (raises, half, *training.answers[code])})
+    others = [f for f in FAMILIES if f is not training]
+    monkeypatch.setattr("trimtab.repairs.families.FAMILIES", (*others, broken))
+    found = trimtab.repair(too_slow, executor=Serial(), progress=False)
+    factors = {c.settings.get("factor") for trial in found.trials for c in trial.changes}
+    assert {300.0, 1000.0} <= factors
+    failed = []
+    list(change.answers_to(found.diagnosis.roots[0], Patient(lambda: too_slow(0)), failed.append))
+    assert [str(error) for error in failed] == ["what the family has not thought of"] * 2
 
 
 def test_one_run_is_told_as_one():
