@@ -71,6 +71,15 @@ def test_a_script_that_does_not_come_to_train_is_bad_input(shell, script, messag
         assert [os.path.basename(file) for file in ended.frames] == ["train.py"]
 
 
+def test_a_script_that_breaks_down_is_not_healthy_though_nothing_is_found(shell):
+    shell.write("data.txt", "mine")
+    shell.write("train.py", HEALTHY + "    raise LookupError('mine')\n")
+    ended = shell.trimtab("repair", "--workers", 1, "train.py")
+    assert ended.status == 1, ended.err
+    assert "nothing to repair" not in ended.out
+    assert "broke down at step 60: LookupError: mine" in " ".join(ended.out.split())
+
+
 def processes(mark):
     """Numbers of processes with a word in their environment."""
     found = []

@@ -56,7 +56,7 @@ def repair(target: str, arguments: tuple[str, ...], **options: Any) -> Callable[
 
     A call that was interrupted goes on where it was when it is given again.
 
-    Exit status: 0 healthy, or a repair is proved; 1 a fault and no proved repair; 2 bad input; 130 after Ctrl-C.
+    Exit status: 0 healthy, or a repair is proved; 1 a fault, or a run that breaks down, and no proved repair; 2 bad input; 130 after Ctrl-C.
     """
     path, _, factory = target.rpartition(":")
     is_setup = not options["is_module"] and path.endswith(".py") and factory.isidentifier()
@@ -187,7 +187,7 @@ def _client(address: str) -> Iterator[Any]:
 def _healthy(found: Any) -> bool:
     from trimtab.repairs.search import grave
 
-    return not grave(found.diagnosis)
+    return not grave(found.diagnosis) and not found.broke
 
 
 def _say(text: str) -> None:

@@ -153,13 +153,14 @@ class Prescriber:
             self._running.steps,
             best is not None or not cut,
             tuple(notes),
+            bool(first.why),
         )
 
-    def _scores_nothing(self, scores: Sequence[float | None]) -> bool:
     def _before_a_proof(self, seeds: int) -> int:
         """Training steps that are left beside the first look of a proof, one of whose runs is that of the diagnosis."""
         return self._allowed - self._running.steps - (3 * seeds - 1) * self._run_steps
 
+    def _scores_nothing(self, scores: Sequence[float | None]) -> bool:
         """Whether there is no score at all, the untrained net's neither."""
         if any(score is not None for score in scores):
             return False

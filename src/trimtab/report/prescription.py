@@ -94,6 +94,7 @@ class Prescription:
         steps: Training steps taken in all, the diagnosis among them.
         finished: Whether it ended by itself; False where nothing is proved and the budget had no room for seeds that might have decided.
         notes: What else is to be known, a sentence each: what could not be tried and why.
+        broke: Whether the run as it is ended in an error of its own, or in a score that is no number.
     """
 
     diagnosis: Diagnosis
@@ -104,6 +105,7 @@ class Prescription:
     steps: int = 0
     finished: bool = True
     notes: tuple[str, ...] = ()
+    broke: bool = False
 
     def to_json(self) -> str:
         """Strict JSON: an object with `schema`, `trimtab`, the fields of this class, and each trial as an object."""
@@ -117,6 +119,7 @@ class Prescription:
             "steps": self.steps,
             "finished": self.finished,
             "notes": list(self.notes),
+            "broke": self.broke,
             "diagnosis": strict(self.diagnosis.to_dict()),
         }
         return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)

@@ -227,7 +227,14 @@ class ScriptRepair:
                 notes = (
                     (say("the run broke down at step {n}: {why}", n=first.steps, why=first.why),) if first.why else ()
                 )
-                return Prescription(diagnosis, measure="loss", run_steps=first.steps, steps=first.steps, notes=notes)
+                return Prescription(
+                    diagnosis,
+                    measure="loss",
+                    run_steps=first.steps,
+                    steps=first.steps,
+                    notes=notes,
+                    broke=bool(first.why),
+                )
             if not first.why:  # it ended itself; one that broke down would go on if it were mended
                 task = replace(task, steps=first.steps)
             held = self._hold(task)
