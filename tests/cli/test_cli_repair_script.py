@@ -71,6 +71,15 @@ def test_a_script_that_does_not_come_to_train_is_bad_input(shell, script, messag
         assert [os.path.basename(file) for file in ended.frames] == ["train.py"]
 
 
+def test_a_script_that_breaks_down_is_not_healthy_though_nothing_is_found(shell):
+    shell.write("data.txt", "mine")
+    shell.write("train.py", HEALTHY + "    raise LookupError('mine')\n")
+    ended = shell.trimtab("repair", "--workers", 1, "train.py")
+    assert ended.status == 1, ended.err
+    assert "nothing to repair" not in ended.out
+    assert "broke down at step 60: LookupError: mine" in " ".join(ended.out.split())
+
+
 def processes(mark):
     """Numbers of processes with a word in their environment."""
     found = []
@@ -85,14 +94,15 @@ def processes(mark):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_repair_goes_on_and_leaves_no_process_behind(shell, how):
     shell.write("data.txt", "mine")
     shell.write("slow.py", HEALTHY.replace("optimizer.zero_grad()", "pass"))
     mark = f"MARK={shell.folder}"
-    process = shell.start(
-        "-m", "trimtab", "repair", "--workers", 2, "slow.py", env=os.environ | {"MARK": str(shell.folder)}
-    )
+    temporary = shell.folder / "temporary"
+    temporary.mkdir()
+    settings = {"MARK": str(shell.folder), "TMPDIR": str(temporary)}
+    process = shell.start("-m", "trimtab", "repair", "--workers", 2, "slow.py", env=os.environ | settings)
     try:
         deadline = time.monotonic() + 200
         while len(journal(shell, "slow")) < 4:
@@ -104,8 +114,9 @@ def test_an_interrupted_repair_goes_on_and_leaves_no_process_behind(shell, how):
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    if how == signal.SIGINT:
-        assert process.returncode == 130
+    if how != signal.SIGKILL:
+        assert process.returncode == 128 + how
+        assert not list(temporary.glob("trimtab-*"))
         assert "the same command goes on from there" in err
         assert "Traceback" not in err
     deadline = time.monotonic() + 30

@@ -337,3 +337,19 @@ def test_training_mode_is_that_of_the_forward_that_trained():
             net(torch.randn(8, 4)).sum().backward()
             optimizer.step()
     assert [info["training"] for info in record_of(recorder).info] == [True, False]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_ragged_batches_are_watched_to_the_end():
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with watching(net, optimizer) as recorder:
+        for _ in range(2):
+            ragged = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(6, 4)], layout=torch.jagged)
+            optimizer.zero_grad()
+            net(ragged).values().square().mean().backward()
+            optimizer.step()
+    record = record_of(recorder)
+    assert record.steps.tolist() == [0, 1]
+    _, links = record.details["links"][0]
+    assert links["0:2"]["output"] == [2, -1, 2]

@@ -12,6 +12,7 @@ from torch import nn
 import trimtab
 from trimtab.errors import RepairError, UsageError
 from trimtab.repairs.change import Change
+from trimtab.repairs.patient import Patient
 from trimtab.repairs.running import Serial
 
 
@@ -41,6 +42,16 @@ def test_the_repair_can_be_made_to_a_fresh_setup(mended):
     for _ in untouched.train():
         pass
     assert setup.evaluate(setup.model) > untouched.evaluate(untouched.model.eval()) + 0.2
+
+
+def test_a_repair_is_made_to_a_setup_once(mended):
+    setup = too_slow(77)
+    mended.best.apply(setup)
+    rate = setup.optimizer.param_groups[0]["lr"]
+    with pytest.raises(RepairError, match="made to this setup already; apply it to a fresh one"):
+        mended.best.apply(setup)
+    assert setup.optimizer.param_groups[0]["lr"] == rate
+    mended.best.apply(too_slow(77))
 
 
 def test_it_stays_within_its_budget_and_counts_its_steps(mended):
@@ -132,6 +143,43 @@ def test_the_text_says_how_near_it_came_and_that_the_budget_ended(mended):
     assert "the budget ended before all was decided" in text
     assert mended.finished
     assert "the budget ended" not in " ".join(str(mended).split())
+
+
+@pytest.mark.parametrize(("seeds", "budget"), [(2, 8), (3, 11), (3, 14), (2, 8.5)])
+def test_the_least_budget_has_room_for_a_proof(seeds, budget):
+    def many(finding, patient):
+        return [Change("scale-rate", {"factor": f}) for f in (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)]
+
+    found = trimtab.repair(too_slow, executor=Serial(), progress=False, seeds=seeds, budget=budget, propose=many)
+    assert found.steps <= budget * 100
+    assert found.trials[0].seeds >= seeds
+    assert found.trials[0].interval is not None
+    assert found.trials[0].interval_random is not None
+
+
+def test_an_error_of_a_familys_own_is_a_proposal_that_is_not_made(monkeypatch, mended):
+    from trimtab.repairs import change
+    from trimtab.repairs.families import FAMILIES
+
+    def raises(*_):
+        raise ZeroDivisionError("what the family has not thought of")
+
+    def half(finding, patient):
+        yield Change("scale-rate", {"factor": 300.0})
+        raises()
+
+    training = next(f for f in FAMILIES if "scale-rate" in f.kinds)
+    code = mended.diagnosis.roots[0].code
+    kinds = {name: dataclasses.replace(kind, sample=raises) for name, kind in training.kinds.items()}
+    broken = dataclasses.replace(training, kinds=kinds, answers={code: (raises, half, *training.answers[code])})
+    others = [f for f in FAMILIES if f is not training]
+    monkeypatch.setattr("trimtab.repairs.families.FAMILIES", (*others, broken))
+    found = trimtab.repair(too_slow, executor=Serial(), progress=False)
+    factors = {c.settings.get("factor") for trial in found.trials for c in trial.changes}
+    assert {300.0, 1000.0} <= factors
+    failed = []
+    list(change.answers_to(found.diagnosis.roots[0], Patient(lambda: too_slow(0)), failed.append))
+    assert [str(error) for error in failed] == ["what the family has not thought of"] * 2
 
 
 def test_one_run_is_told_as_one():

@@ -96,3 +96,47 @@ def test_a_traceback_from_elsewhere_keeps_the_users_frames():
     assert [line for line in kept if "File" in line] == [text.splitlines()[6], text.splitlines()[8]]
     assert kept[-1] == "ValueError: mine"
     assert users_part("\n".join(text.splitlines()[:6])) == ""
+
+
+def test_what_a_run_writes_over_is_its_own(shell):
+    """Files that are too large to be copied, and what lies in linked folders, stay the user's."""
+    shell.write(
+        "writes.py",
+        """
+        import os, shutil
+        import torch
+        from trimtab.runner import scratch as scratches, sparing
+        scratches.SMALL = 1
+        place = os.path.realpath("mine")
+        with scratches.scratch(place) as folder:
+            os.chdir(folder)
+            sparing.spare(os.getcwd())
+            assert open("read.bin").read() == "mine" and os.path.islink("read.bin")
+            open("added.bin", "a").write("+")
+            assert open("added.bin").read() == "mine+"
+            with open("within.bin", "r+") as file:
+                file.write("M")
+            assert open("within.bin").read() == "Mine"
+            open("new.bin", "w").write("new")
+            torch.save({"a": 1}, "model.pt")
+            assert torch.load("model.pt") == {"a": 1}
+            open(".hidden/deep/cache.bin", "w").write("over")
+            os.remove(".hidden/gone.bin")
+            os.rename(".hidden/moved.bin", "moved.bin")
+            os.makedirs(".hidden/made/deep")
+            assert sorted(os.listdir(".hidden")) == ["deep", "made", "whole"]
+            shutil.rmtree(".hidden/whole")
+            os.truncate("cut.bin", 1)
+            open("/dev/null", "w").write("nothing")
+        """,
+    )
+    mine = shell.folder / "mine"
+    files = ("read.bin", "added.bin", "within.bin", "model.pt", "cut.bin")
+    files += tuple(f".hidden/{name}" for name in ("deep/cache.bin", "gone.bin", "moved.bin", "whole/kept.bin"))
+    for name in files:
+        (mine / name).parent.mkdir(parents=True, exist_ok=True)
+        (mine / name).write_text("mine")
+    ended = shell.plain("writes.py")
+    assert ended.status == 0, ended.err
+    assert sorted(str(p.relative_to(mine)) for p in mine.rglob("*") if p.is_file()) == sorted(files)
+    assert {(mine / name).read_text() for name in files} == {"mine"}

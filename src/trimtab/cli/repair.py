@@ -1,6 +1,8 @@
 """`trimtab repair`."""
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -56,7 +58,7 @@ def repair(target: str, arguments: tuple[str, ...], **options: Any) -> Callable[
 
     A call that was interrupted goes on where it was when it is given again.
 
-    Exit status: 0 healthy, or a repair is proved; 1 a fault and no proved repair; 2 bad input; 130 after Ctrl-C.
+    Exit status: 0 healthy, or a repair is proved; 1 a fault, or a run that breaks down, and no proved repair; 2 bad input; 130 after Ctrl-C.
     """
     path, _, factory = target.rpartition(":")
     is_setup = not options["is_module"] and path.endswith(".py") and factory.isidentifier()
@@ -72,14 +74,44 @@ def repair(target: str, arguments: tuple[str, ...], **options: Any) -> Callable[
 
         kept = Kept(_say)
         try:
-            found = _of_setup(target, options, kept) if is_setup else _of_script(target, arguments, options, kept)
-        except KeyboardInterrupt:
+            with _ended_as_by_ctrl_c():
+                found = _of_setup(target, options, kept) if is_setup else _of_script(target, arguments, options, kept)
+        except KeyboardInterrupt as error:
             _say(f"trimtab: interrupted; {kept.told}")
-            return 130
+            return 128 + (error.number if isinstance(error, _Ended) else signal.SIGINT)
         _write(found, options["form"], options["output"])
         return 0 if found.best is not None or _healthy(found) else 1
 
     return showing_the_users_errors(_showing_errors_of_workers(action))
+
+
+class _Ended(KeyboardInterrupt):
+    """A signal that is to end this process."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextmanager
+def _ended_as_by_ctrl_c() -> Iterator[None]:
+    """`kill`, and a terminal that is closed, leave no process and no folder behind either."""
+
+    def end(number: int, _: Any) -> None:
+        raise _Ended(number)
+
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        if before[number] == signal.SIG_DFL:  # under nohup it goes on
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            if before[number] == signal.SIG_DFL:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def _of_setup(target: str, options: dict[str, Any], kept: Any) -> Any:
@@ -187,7 +219,7 @@ def _client(address: str) -> Iterator[Any]:
 def _healthy(found: Any) -> bool:
     from trimtab.repairs.search import grave
 
-    return not grave(found.diagnosis)
+    return not grave(found.diagnosis) and not found.broke
 
 
 def _say(text: str) -> None:

@@ -111,7 +111,7 @@ def link(
         ungraded: Module by the identity of its output, where that has no operation: what comes before the first parameter.
 
     Returns:
-        "operations" and "sources" (nearest first), the shapes "input" and "output", the "dtype" of the output, and the mode "training" of the module.
+        "operations" and "sources" (nearest first), the shapes "input" and "output" (-1 for a ragged axis), the "dtype" of the output, and the mode "training" of the module.
     """
     inputs = measurable(args, 3)
     operations: list[str] = []
@@ -126,16 +126,20 @@ def link(
     elif inputs and (made := ungraded.get(id(inputs[0]))) is not None and made[0]() is inputs[0]:
         sources = [made[1]]
     own = operation(output.grad_fn) if output.grad_fn is not None else ""
-    shape = list(inputs[0].shape) if inputs else None
+    shape = _sizes(inputs[0]) if inputs else None
     return {
         "operations": operations,
         "sources": sources,
         "own": own,
         "input": shape,
-        "output": list(output.shape),
+        "output": _sizes(output),
         "dtype": str(output.dtype).removeprefix("torch."),
         "training": module.training,
     }
+
+
+def _sizes(tensor: Tensor) -> list[int]:
+    return [size if isinstance(size, int) else -1 for size in tensor.shape]
 
 
 @torch.no_grad()

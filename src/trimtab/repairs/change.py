@@ -69,7 +69,10 @@ class Family:
         names = list(self.kinds)
         rng.shuffle(names)
         for name in names:
-            settings = self.kinds[name].sample(patient, rng)
+            try:
+                settings = self.kinds[name].sample(patient, rng)
+            except Exception:  # it had not thought of this net: the others can still be drawn
+                continue
             if settings is not None:
                 return Change(name, dict(settings))
         raise RepairError(f"no change of the family {self.name} applies")
@@ -143,12 +146,15 @@ def together(changes: Iterable[Change]) -> Repair:
     return Repair("; ".join(r.summary for r in told), "\n".join(r.code for r in told if r.code))
 
 
-def answers_to(finding: Finding, patient: Patient) -> Iterator[Change]:
+def answers_to(
+    finding: Finding, patient: Patient, failed: Callable[[Exception], None] = lambda error: None
+) -> Iterator[Change]:
     """Every change that a family has against a finding, the first of each file first.
 
     Args:
         finding: A root cause.
         patient: The run it was found in.
+        failed: Given what a family raises, which proposes nothing more then; the others go on.
 
     Yields:
         Changes that apply to the patient.
@@ -156,7 +162,7 @@ def answers_to(finding: Finding, patient: Patient) -> Iterator[Change]:
     from trimtab.repairs.families import FAMILIES
 
     answers = [answer for family in FAMILIES for answer in family.answers.get(finding.code, ())]
-    streams = [iter(answer(finding, patient)) for answer in answers]
+    streams = [_guarded(answer, finding, patient, failed) for answer in answers]
     told: set[str] = set()
     while streams:
         for stream in list(streams):
@@ -167,3 +173,13 @@ def answers_to(finding: Finding, patient: Patient) -> Iterator[Change]:
             told.add(change.key)
             if patient.takes(change):
                 yield change
+
+
+def _guarded(
+    answer: Answer, finding: Finding, patient: Patient, failed: Callable[[Exception], None]
+) -> Iterator[Change]:
+    """What a family answers, up to an error of its own."""
+    try:
+        yield from answer(finding, patient)
+    except Exception as error:
+        failed(error)

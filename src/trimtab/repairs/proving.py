@@ -71,7 +71,7 @@ class Prover:
         for count in looks(first):
             wanted = list(arms) if trial is None or _needs_baseline(trial, arms) else ["with", "random"]
             new = range(len(arms["with"]), count)
-            while new and self._running.steps + len(new) * len(wanted) * self._run_steps > self._allowed:
+            while new and self._running.steps + self._cost(wanted, new) > self._allowed:
                 new, cut = new[:-1], True
             if not new or (trial is None and len(new) < 2):
                 break
@@ -84,6 +84,11 @@ class Prover:
                 return trial
         self.cut = self.cut or cut
         return trial
+
+    def _cost(self, arms: Sequence[str], seeds: Sequence[int]) -> int:
+        """Training steps of the runs, without that of the diagnosis, which is done."""
+        done = "without" in arms and 0 in seeds
+        return (len(arms) * len(seeds) - done) * self._run_steps
 
     def _job(self, arm: str, candidate: Candidate, seed: int) -> Job:
         if arm == "without":

@@ -17,7 +17,7 @@ from trimtab.repairs.patient import Patient
 from trimtab.repairs.proof import MOST_SEEDS
 from trimtab.repairs.proving import Prover
 from trimtab.repairs.running import Journal, Running, local_executor
-from trimtab.repairs.search import Propose, grave, search
+from trimtab.repairs.search import Propose, Room, grave, search
 from trimtab.repairs.trials import Job, MakeSetup, fresh
 from trimtab.report.diagnosis import Diagnosis
 from trimtab.report.prescription import Prescription, Trial
@@ -129,7 +129,7 @@ class Prescriber:
                 self._patient,
                 self._running,
                 MOST_SEEDS + seeds,
-                int(self._allowed * SEARCH),
+                Room(self._run_steps, int(self._allowed * SEARCH), self._before_a_proof(seeds)),
                 self._propose,
             )
             prover = Prover(self._running, self._patient(()), self._run_steps, self._allowed)
@@ -153,7 +153,12 @@ class Prescriber:
             self._running.steps,
             best is not None or not cut,
             tuple(notes),
+            bool(first.why),
         )
+
+    def _before_a_proof(self, seeds: int) -> int:
+        """Training steps that are left beside the first look of a proof, one of whose runs is that of the diagnosis."""
+        return self._allowed - self._running.steps - (3 * seeds - 1) * self._run_steps
 
     def _scores_nothing(self, scores: Sequence[float | None]) -> bool:
         """Whether there is no score at all, the untrained net's neither."""

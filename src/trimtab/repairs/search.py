@@ -1,5 +1,6 @@
 """Which changes are worth proving? Successive halving over what the families propose, one root cause after the other."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -27,6 +28,25 @@ Propose = Callable[[Finding, Patient], Iterable[Change]]
 
 PatientWith = Callable[[tuple[Change, ...]], Patient]
 """The patient after some changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Training steps that the search may take.
+
+    Attributes:
+        run: Of a whole run.
+        begin: No further runs are begun after so many.
+        most: No run is begun that would take more: what lies behind is the proof's.
+    """
+
+    run: int
+    begin: int
+    most: int
+
+    def after(self, taken: int) -> "Room":
+        """What is left."""
+        return Room(self.run, self.begin - taken, self.most - taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +87,7 @@ def search(
     patient_with: PatientWith,
     running: Running,
     seed: int,
-    steps: int,
+    room: Room,
     propose: Propose = answers_to,
 ) -> list[Candidate]:
     """Try what the families propose.
@@ -77,7 +97,7 @@ def search(
         patient_with: Gives the patient after some changes.
         running: Does the runs.
         seed: Their seed, which the proof does not use.
-        steps: Training steps that this may take in all.
+        room: Training steps that this may take in all.
         propose: What to try against a root.
 
     Returns:
@@ -88,15 +108,16 @@ def search(
     roots = grave(diagnosis)
     best: Candidate | None = None
     answered: set[str] = set()
-    until = running.steps + steps
+    start = running.steps
     for _ in range(ROUNDS):
         open_roots = [root for root in roots if root.code not in answered]
-        if not open_roots or running.steps >= until:
+        left = room.after(running.steps - start)
+        if not open_roots or left.begin <= 0:
             break
         patient = patient_with(chosen)
         ways = _proposals(open_roots, patient, propose, [change.key for change in chosen])
         answered.update(root.code for root in open_roots)
-        found = _halving([(*chosen, way) for way in ways], running, seed, until)
+        found = _halving([(*chosen, way) for way in ways], running, seed, left)
         tried += found
         ahead = [c for c in found if c.share == 1.0 and c.outcome.score is not None]
         if not ahead or (best is not None and ahead[0].worth <= best.worth):
@@ -116,15 +137,19 @@ def _proposals(roots: Sequence[Finding], patient: Patient, propose: Propose, don
     return list(found.values())[:MOST]
 
 
-def _halving(ways: Sequence[tuple[Change, ...]], running: Running, seed: int, until: int) -> list[Candidate]:
-    """A short run of each, then a whole and watched one of the best; few are run whole at once."""
+def _halving(ways: Sequence[tuple[Change, ...]], running: Running, seed: int, room: Room) -> list[Candidate]:
+    """A short run of each, then a whole and watched one of the best; few are run whole at once. Those that there is no room for are left out."""
     first: list[Candidate] = []
+    start = running.steps
     if len(ways) > FINALISTS:
-        jobs = [Job(way, seed, SHARE) for way in ways]
+        many = max(room.most - room.run, 0) // math.ceil(SHARE * room.run)  # and one of them whole
+        jobs = [Job(way, seed, SHARE) for way in ways[:many]] if many > 1 else []
         first = [Candidate(job.changes, outcome, SHARE) for job, outcome in zip(jobs, running.run(jobs), strict=True)]
         first.sort(key=lambda c: c.worth, reverse=True)
-        ways = [c.changes for c in first if c.outcome.score is not None][:FINALISTS]
-    if not ways or running.steps >= until:
+        ways = [c.changes for c in first if c.outcome.score is not None] if jobs else ways
+    left = room.after(running.steps - start)
+    ways = ways[: min(FINALISTS, max(left.most // room.run, 0))]
+    if not ways or left.begin <= 0:
         return first
     jobs = [Job(way, seed, watched=True) for way in ways]
     last = [Candidate(job.changes, outcome, 1.0) for job, outcome in zip(jobs, running.run(jobs), strict=True)]

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import trimtab
+from trimtab.errors import RepairError
 from trimtab.report.diagnosis import Diagnosis
 from trimtab.report.finding import Repair
 from trimtab.report.json import strict
@@ -62,7 +63,14 @@ class Trial:
 
         Returns:
             The same setup.
+
+        Raises:
+            RepairError: One of the changes has been made to it before, or cannot be made to it.
         """
+        made = vars(setup).setdefault("_changes_made", [])
+        if any(change in made for change in self.changes):
+            raise RepairError("this repair has been made to this setup already; apply it to a fresh one")
+        made += self.changes
         for change in self.changes:
             change.apply(setup)
         return setup
@@ -86,6 +94,7 @@ class Prescription:
         steps: Training steps taken in all, the diagnosis among them.
         finished: Whether it ended by itself; False where nothing is proved and the budget had no room for seeds that might have decided.
         notes: What else is to be known, a sentence each: what could not be tried and why.
+        broke: Whether the run as it is ended in an error of its own, or in a score that is no number.
     """
 
     diagnosis: Diagnosis
@@ -96,6 +105,7 @@ class Prescription:
     steps: int = 0
     finished: bool = True
     notes: tuple[str, ...] = ()
+    broke: bool = False
 
     def to_json(self) -> str:
         """Strict JSON: an object with `schema`, `trimtab`, the fields of this class, and each trial as an object."""
@@ -109,6 +119,7 @@ class Prescription:
             "steps": self.steps,
             "finished": self.finished,
             "notes": list(self.notes),
+            "broke": self.broke,
             "diagnosis": strict(self.diagnosis.to_dict()),
         }
         return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)

@@ -37,6 +37,8 @@ def render_prescription(prescription: Prescription) -> str:
         lines += _prescribed(prescription.best, prescription.measure)
     elif roots:
         lines += _advice(prescription.diagnosis, prescription.trials)
+    elif prescription.broke:
+        lines += [say("The run breaks down, but nothing was found that could be repaired."), ""]
     else:
         lines += [say("Nothing found that would keep this network from training: nothing to repair."), ""]
     lines += _table(prescription)

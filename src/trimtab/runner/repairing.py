@@ -227,7 +227,14 @@ class ScriptRepair:
                 notes = (
                     (say("the run broke down at step {n}: {why}", n=first.steps, why=first.why),) if first.why else ()
                 )
-                return Prescription(diagnosis, measure="loss", run_steps=first.steps, steps=first.steps, notes=notes)
+                return Prescription(
+                    diagnosis,
+                    measure="loss",
+                    run_steps=first.steps,
+                    steps=first.steps,
+                    notes=notes,
+                    broke=bool(first.why),
+                )
             if not first.why:  # it ended itself; one that broke down would go on if it were mended
                 task = replace(task, steps=first.steps)
             held = self._hold(task)
@@ -271,12 +278,11 @@ class ScriptRepair:
         if finding.code in UNBOUNDED and self._norms:
             usual = float(np.median(self._norms))
             yield from (Change("clip", {"bound": float(f"{bound:.2g}")}) for bound in (usual, usual / 10))
-        try:
-            yield from answers_to(finding, cast(Patient, refusing))
-        except InjectionError as error:
-            self._note(
-                say("{code}: what answers it cannot be injected into a script: {why}", code=finding.code, why=error)
-            )
+        yield from answers_to(finding, cast(Patient, refusing), lambda error: self._unanswered(finding.code, error))
+
+    def _unanswered(self, code: str, error: Exception) -> None:
+        if isinstance(error, InjectionError):
+            self._note(say("{code}: what answers it cannot be injected into a script: {why}", code=code, why=error))
 
     def _note(self, text: str) -> None:
         if text not in self._notes:

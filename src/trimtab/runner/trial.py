@@ -18,6 +18,7 @@ from trimtab.runner.discovery import Discovery
 from trimtab.runner.injection import FirstPass, Held
 from trimtab.runner.reseeding import vary_seeds
 from trimtab.runner.script import Script, clean, comes_from
+from trimtab.runner.sparing import spare
 from trimtab.stats import warm_up
 
 warm_up()  # once, before this process forks for the runs
@@ -196,6 +197,7 @@ def main(path: str) -> None:
     """
     request: Request = pickle.loads(Path(path).read_bytes())
     vary_seeds(request.seed)
+    spare(os.getcwd())
     trial = _Trial(request)
     trial.run()
     trial.finish()
