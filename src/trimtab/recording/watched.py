@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from trimtab import _distributed
 from trimtab.recording import facts
 from trimtab.recording.taps import End, Entry, Listener, Tap
 
@@ -26,10 +27,11 @@ class WatchedModel:
     def __init__(self, listener: Listener, model: nn.Module, index: int, label: str) -> None:
         self.index = index
         self.label = label
-        self.classes = type(model).__name__
+        self.classes = _distributed.own_class(facts.unwrapped(model)).__name__
         self._model = weakref.ref(model)
         self._listener = weakref.ref(listener)
         self._taps: list[tuple[weakref.ref[nn.Module], Tap]] | None = None
+        self._spread: tuple[int, bool] | None = None
         self._handles: list[Any] = []
         self._entry_handles: list[Any] = []
         self._aside: Any = None
@@ -140,6 +142,19 @@ class WatchedModel:
             if module is not None:
                 self._handles.append(module.register_forward_hook(tap))
 
+    def spread(self) -> tuple[int, bool]:
+        """How a distributed run shares the model out.
+
+        Returns:
+            Ranks that average the gradients of its shards, and whether ranks compute parts of one and the same output.
+        """
+        if self._spread is None:
+            parts = [module for _, module in self.named_modules()]
+            copies = max((_distributed.averaged_over(module) for module in parts), default=1)
+            over = max((_distributed.mesh_size(p) for _, p, _ in self.named_parameters()), default=1)
+            self._spread = copies, over > copies
+        return self._spread
+
     def detach_taps(self) -> None:
         """Take all taps off."""
         for handle in self._handles:
@@ -149,6 +164,7 @@ class WatchedModel:
     def forget_structure(self) -> None:
         """Look at the modules afresh at the next recorded step: the model has changed."""
         self._taps = None
+        self._spread = None
 
     def facts(self, optimized: set[int], was_updated: Callable[[Tensor], bool]) -> dict[str, Any]:
         """The model as plain data; of one that the user has let go of, what was last known.
