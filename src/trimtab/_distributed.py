@@ -63,20 +63,35 @@ def active_wrapper(module: nn.Module) -> DistributedDataParallel | None:
     return DistributedDataParallel._active_ddp_module
 
 
-def group_size(wrapper: DistributedDataParallel) -> int:
-    """Number of ranks whose gradients a wrapper averages."""
-    return int(wrapper.process_group.size())
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether a module only wraps another for data parallelism."""
+    return isinstance(module, DistributedDataParallel)
 
 
-def averaged_over(module: nn.Module) -> int:
-    """Number of ranks whose gradients a module sharded by `fully_shard` averages; 1 for any other."""
+def group(wrapper: DistributedDataParallel) -> tuple[int, int]:
+    """Number of ranks whose gradients a wrapper averages, and this rank's place among them."""
+    return int(wrapper.process_group.size()), int(wrapper.process_group.rank())
+
+
+def share(module: nn.Module) -> tuple[int, int]:
+    """Which share of the data this rank sees, as far as a module tells that `fully_shard` has sharded.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        Number of ranks whose gradients it averages, and this rank's place among them; (1, 0) of any other module.
+    """
     get = getattr(module, "_get_fsdp_state", None)
-    if get is None:
-        return 1
-    with contextlib.suppress(AttributeError, AssertionError, RuntimeError):
-        sizes = [int(group.mesh_info.mesh.size()) for group in get()._fsdp_param_groups]
-        return max(sizes, default=1)
-    return 1
+    if get is not None:
+        with contextlib.suppress(AttributeError, AssertionError, RuntimeError):
+            for group in get()._fsdp_param_groups:
+                mesh = group.mesh_info.mesh
+                place = 0
+                for size, at in zip(mesh.shape, mesh.get_coordinate(), strict=True):
+                    place = place * size + at
+                return int(mesh.size()), place
+    return 1, 0
 
 
 def is_spread(tensor: Tensor) -> bool:
@@ -103,6 +118,11 @@ def is_copy(tensor: Tensor) -> bool:
     if here is None:  # not of this mesh
         return True
     return any(where and place.is_replicate() for where, place in zip(here, tensor.placements, strict=True))  # type: ignore[attr-defined]
+
+
+def first_holder(tensor: Tensor) -> int:
+    """The first of the ranks that a DTensor is spread over."""
+    return int(tensor.device_mesh.mesh.min())  # type: ignore[attr-defined]
 
 
 def is_whole(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trimtab._distributed import is_copy, is_sum_pending, is_whole, local
+from trimtab._distributed import first_holder, is_copy, is_sum_pending, is_whole, local
 from trimtab.recording.facts import distinct_units, readable
 from trimtab.recording.record import Kind
 from trimtab.recording.sites import SiteTable
@@ -31,7 +31,7 @@ class ParameterReader:
         self._tape = tape
         self._sites: dict[int, tuple[int, int, int, int]] = {}
         self._known: list[tuple[weakref.ref[Tensor], tuple[int, int, int, int]]] = []
-        self._shards: set[int] = set()
+        self._shards: dict[int, int] = {}
         self._copies: set[int] = set()
         self._strangers: dict[int, weakref.ref[Tensor]] = {}
         self._marks: dict[int, tuple[int, int]] = {}
@@ -54,7 +54,10 @@ class ParameterReader:
                     self._known.append((weakref.ref(parameter), sites))  # type: ignore[arg-type]
                     self._strangers.pop(id(parameter), None)
                     if not is_whole(parameter):
-                        (self._copies if is_copy(parameter) else self._shards).add(id(parameter))
+                        if is_copy(parameter):
+                            self._copies.add(id(parameter))
+                        else:
+                            self._shards[id(parameter)] = first_holder(parameter)
         if set(self._sites) != before:
             self.changed = True
             for watched in self._models:
@@ -140,7 +143,7 @@ class ParameterReader:
         if not self._is_read(parameter, grad):
             return
         if id(parameter) in self._shards:
-            window.spread.update(sites)
+            window.spread |= dict.fromkeys(sites, self._shards[id(parameter)])
         if grad is not None:  # read again: neither `grad.data` nor a gradient scaler counts its version up
             window.parameters[sites[2]] = self._tape.measure(grad)
             if divisor:

@@ -1,15 +1,17 @@
 """What one rank, or several of them together, saw of a step, and how the parts of two become one.
 
 Each site of a part is one of three. Of a *spread* site every rank saw something else (its share of the batch, its shard of a
-parameter): the rows merge by Chan. Of a *shared* one every rank holds the same (a parameter of a replicated model): the first
-rank's row stands for all, and where another rank's differs, that is kept. Under tensor parallelism nobody knows of an output
-which of the two it is: it may be *copied*, and equal rows count once.
+parameter): the rows merge by Chan. Where groups of ranks each have all of its shards, the first group's stand for all. Of a
+*shared* one every rank holds the same (a parameter of a replicated model): the first rank's row stands for all, and where
+another rank's differs, that is kept. Under tensor parallelism nobody knows of an output which of the two it is: it may be
+*copied*, and among ranks that see the same data equal rows count once.
 """
 
 import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,8 @@ from trimtab.stats import FIELDS, merge
 LISTED = 8
 """Ranks that are named of those which had something at a site."""
 
-SPREAD, SHARED, COPIED = range(3)
+SPREAD, SHARED, COPIED = 0, -1, -2
+"""Modes of a site; a number above 0 is `SPREAD` over a group of ranks, of which it is the first."""
 
 
 @dataclass(slots=True)
@@ -32,18 +35,20 @@ class Part:
         ranks: Whose part it is.
         losses: Step, loss (None if unseen), learning rate and bits of the optimizers.
         rows: Moment rows (sites, 7); count and nonfinite are 0 where nothing was seen.
-        modes: Of each site, whether it is `SPREAD`, `SHARED` or `COPIED`.
+        modes: Of each site, whether it is `SPREAD` (by group), `SHARED` or `COPIED`.
         bad: Ranks that had non-finite values at a site, by site: at most `LISTED` of them, and how many they were.
         apart: Ranks whose row of a shared site differs from the first rank's, likewise.
         off: How far they do: the largest difference of the means or of the standard deviations, over the root mean square.
-        about: Of each rank: "batch" (samples), "loss" of this step, "copies" (ranks that its gradients are averaged over).
+        about: Of each rank: "batch" (samples), "place" (ranks at one place see the same data), "loss" of this step, "copies" (ranks that its gradients are averaged over), "halves"
+            (whether ranks compute parts of one output), "running" (mean and variance of channels of its batch normalizations,
+            where nobody makes the ranks' equal).
     """
 
     key: str
     ranks: list[int]
     losses: list[tuple[int, float | None, float | None, int]] = field(default_factory=list)
     rows: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, len(FIELDS))))
-    modes: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    modes: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     bad: dict[int, tuple[list[int], int]] = field(default_factory=dict)
     apart: dict[int, tuple[list[int], int]] = field(default_factory=dict)
     off: dict[int, float] = field(default_factory=dict)
@@ -71,6 +76,8 @@ class Part:
             "batch": [self.about[rank]["batch"] for rank in self.ranks],
             "loss": [self.about[rank]["loss"] for rank in self.ranks],
             "copies": max(self.about[rank]["copies"] for rank in self.ranks),
+            "halves": any(self.about[rank]["halves"] for rank in self.ranks),
+            "running": _furthest([self.about[rank]["running"] for rank in self.ranks], self.ranks),
             "nonfinite": [[site, *entry] for site, entry in sorted(self.bad.items())],
             "apart": [[site, *entry, self.off[site]] for site, entry in sorted(self.apart.items())],
         }
@@ -80,15 +87,21 @@ def join(parts: Sequence[Part]) -> Part:
     """One part of all.
 
     Args:
-        parts: At least one, of the same step; the ranks of the first come first.
+        parts: At least one, of the same step; the first rank's comes first.
 
     Returns:
-        Their part.
+        Their part. Of parts of several ranks, `COPIED` sites have been settled.
     """
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = _join(whole, part)
-    return whole
+    if len(parts) == 1:
+        return parts[0]
+    places: dict[Any, list[Part]] = {}
+    for part in parts:
+        alone = len(part.ranks) == 1 and part.about
+        places.setdefault(part.about[part.ranks[0]]["place"] if alone else (part.ranks[0],), []).append(part)
+    joined = [reduce(_join, group) for group in places.values()]
+    for part in joined:
+        part.modes = np.where(part.modes == COPIED, SPREAD, part.modes)
+    return reduce(_join, joined)
 
 
 def _join(a: Part, b: Part) -> Part:
@@ -99,6 +112,9 @@ def _join(a: Part, b: Part) -> Part:
     equal = _equal(x, y)
     once = seen_x & seen_y & ((modes == SHARED) | ((modes == COPIED) & equal))
     rows = merge(x, y)
+    other = seen_x & seen_y & (modes >= SPREAD) & (_padded(a.modes, size) != _padded(b.modes, size))
+    modes[other] = np.minimum(_padded(a.modes, size), _padded(b.modes, size))[other]
+    rows[other] = np.where((_padded(a.modes, size) == modes)[:, None], x, y)[other]
     rows[once] = x[once]
     whole = Part(a.key, a.ranks + b.ranks, _losses(a, b), rows, modes, about=a.about | b.about)
     whole.bad = _counted(a.bad, b.bad)
@@ -160,6 +176,35 @@ def _losses(a: Part, b: Part) -> list[tuple[int, float | None, float | None, int
     return [mine[step] for step in sorted(mine)]
 
 
+def _furthest(running: Sequence[dict[str, list[list[float]]]], ranks: Sequence[int]) -> list[list[Any]]:
+    """Of each batch normalization, the rank whose running statistics lie furthest from the first rank's.
+
+    Args:
+        running: Mean and variance of some channels by layer, one entry a rank.
+        ranks: Whose they are.
+
+    Returns:
+        Layer, rank, median over the channels of the distance of the means in standard deviations, and of the ratio of the variances.
+    """
+    found = []
+    for layer, (mean, variance) in running[0].items():
+        furthest: list[Any] = [layer, ranks[0], 0.0, 1.0]
+        for rank, other in zip(ranks[1:], running[1:], strict=True):
+            if layer in other and len(other[layer][0]) == len(mean):
+                shift, ratio = _apart(np.array([mean, variance]), np.array(other[layer]))
+                if max(shift, np.log(ratio)) > max(furthest[2], np.log(furthest[3])):
+                    furthest = [layer, rank, shift, ratio]
+        found.append(furthest)
+    return found
+
+
+def _apart(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, float]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shift = np.abs(a[0] - b[0]) / np.sqrt((a[1] + b[1]) / 2)
+        ratio = np.exp(np.abs(np.log(a[1] / b[1])))
+    return float(np.median(np.nan_to_num(shift))), float(np.median(np.nan_to_num(ratio, nan=1.0, posinf=1e300)))
+
+
 def pack(part: Part, new_sites: Sequence[Sequence[Any]]) -> bytes:
     """A part as bytes.
 
@@ -182,7 +227,7 @@ def pack(part: Part, new_sites: Sequence[Sequence[Any]]) -> bytes:
         "seen": len(seen),
     }
     text = json.dumps(header).encode()
-    blocks = (seen.astype("<i4"), part.modes[seen].astype("u1"), part.rows[seen].astype("<f8"))
+    blocks = (seen.astype("<i4"), part.modes[seen].astype("<i4"), part.rows[seen].astype("<f8"))
     return struct.pack("<q", len(text)) + text + b"".join(block.tobytes() for block in blocks)
 
 
@@ -200,12 +245,12 @@ def unpack(data: bytes, number: Callable[[Sequence[Sequence[Any]]], Sequence[int
     header = json.loads(data[8 : 8 + length])
     at, n = 8 + length, header["seen"]
     theirs = np.frombuffer(data, "<i4", n, at)
-    marks = np.frombuffer(data, "u1", n, at + 4 * n)
-    values = np.frombuffer(data, "<f8", n * len(FIELDS), at + 5 * n).reshape(n, len(FIELDS))
+    marks = np.frombuffer(data, "<i4", n, at + 4 * n)
+    values = np.frombuffer(data, "<f8", n * len(FIELDS), at + 8 * n).reshape(n, len(FIELDS))
     mine = np.asarray(number(header["sites"]), np.int64)
     where = mine[theirs] if n else np.zeros(0, np.int64)
     size = int(mine.max(initial=-1)) + 1
-    rows, modes = np.zeros((size, len(FIELDS))), np.zeros(size, np.uint8)
+    rows, modes = np.zeros((size, len(FIELDS))), np.zeros(size, np.int32)
     rows[where], modes[where] = values, marks
     part = Part(header["key"], header["ranks"], [tuple(entry) for entry in header["losses"]], rows, modes)
     part.bad = {int(mine[site]): (ranks, count) for site, ranks, count in header["bad"]}

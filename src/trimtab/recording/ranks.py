@@ -5,6 +5,7 @@ it comes by, at the end of one of its own steps. There is no collective operatio
 watches holds up nobody, and the user's own collectives keep their order. Beyond `FAN` ranks the parts go up a tree.
 """
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -67,6 +68,7 @@ class Ranks(Generic[T]):
         self._children = children(rank, size)
         self._numbers: dict[int, list[int]] = {child: [] for child in self._children}
         self._told = 0
+        self._sent: deque[str] = deque()
         self._waiting: deque[tuple[Part, dict[int, Part], T]] = deque()
         self._held: Any = None
         self._try_set("here", rank, b"")
@@ -145,6 +147,9 @@ class Ranks(Generic[T]):
         new = self._sites.since(self._told)
         self._told += len(new)
         self._try_set(part.key, self.rank, pack(part, new))
+        self._sent.append(part.key)
+        if len(self._sent) > 2 * WAITING:  # nobody takes them: what lies in the store must not grow for ever
+            self._try_drop(self._sent.popleft())
 
     def _look(self) -> None:
         """Take what has come for the steps that wait."""
@@ -188,6 +193,10 @@ class Ranks(Generic[T]):
                 self._store.set(self._key(key, rank), value)
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
+
+    def _try_drop(self, key: str) -> None:
+        with contextlib.suppress(Exception):
+            self._store.delete_key(self._key(key, self.rank))
 
     def _try_take(self, key: str, rank: int) -> bytes | None:
         name = self._key(key, rank)

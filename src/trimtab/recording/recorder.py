@@ -379,12 +379,15 @@ class Recorder:
 
     def _see_ranks(self, watched: WatchedModel, module: nn.Module) -> None:
         """Note how the ranks share out what they compute."""
-        copies, halves = watched.spread()
+        window = self._window
+        copies, place, halves = watched.shares()
         wrapper = _distributed.active_wrapper(module)
         if wrapper is not None:
-            copies *= _distributed.group_size(wrapper)
-        self._window.copies = max(self._window.copies, copies)
-        self._window.halves |= halves
+            size, at = _distributed.group(wrapper)
+            copies, place = copies * size, place * size + at
+            window.broadcast = bool(wrapper.broadcast_buffers)
+        window.copies, window.place = max(window.copies, copies), max(window.place, place)
+        window.halves |= halves
 
     def catch_up(self) -> None:
         """Write what is waiting for the other ranks of a distributed run, as far as they have come."""

@@ -31,7 +31,7 @@ class WatchedModel:
         self._model = weakref.ref(model)
         self._listener = weakref.ref(listener)
         self._taps: list[tuple[weakref.ref[nn.Module], Tap]] | None = None
-        self._spread: tuple[int, bool] | None = None
+        self._shares: tuple[int, int, bool] | None = None
         self._handles: list[Any] = []
         self._entry_handles: list[Any] = []
         self._aside: Any = None
@@ -135,25 +135,27 @@ class WatchedModel:
             return
         if self._taps is None:
             self._taps = [
-                (weakref.ref(module), Tap(listener, module, self.index, name)) for name, module in self.named_modules()
+                (weakref.ref(module), Tap(listener, module, self.index, name))
+                for name, module in self.named_modules()
+                if not _distributed.is_wrapper(module)  # which may hand on a copy of what the module inside gave
             ]
         for reference, tap in self._taps:
             module = reference()
             if module is not None:
                 self._handles.append(module.register_forward_hook(tap))
 
-    def spread(self) -> tuple[int, bool]:
+    def shares(self) -> tuple[int, int, bool]:
         """How a distributed run shares the model out.
 
         Returns:
-            Ranks that average the gradients of its shards, and whether ranks compute parts of one and the same output.
+            Ranks that average the gradients of its shards, this rank's place among them, and whether ranks compute parts of one and
+            the same output.
         """
-        if self._spread is None:
-            parts = [module for _, module in self.named_modules()]
-            copies = max((_distributed.averaged_over(module) for module in parts), default=1)
+        if self._shares is None:
+            copies, place = max((_distributed.share(module) for _, module in self.named_modules()), default=(1, 0))
             over = max((_distributed.mesh_size(p) for _, p, _ in self.named_parameters()), default=1)
-            self._spread = copies, over > copies
-        return self._spread
+            self._shares = copies, place, over > copies
+        return self._shares
 
     def detach_taps(self) -> None:
         """Take all taps off."""
@@ -164,7 +166,7 @@ class WatchedModel:
     def forget_structure(self) -> None:
         """Look at the modules afresh at the next recorded step: the model has changed."""
         self._taps = None
-        self._spread = None
+        self._shares = None
 
     def facts(self, optimized: set[int], was_updated: Callable[[Tensor], bool]) -> dict[str, Any]:
         """The model as plain data; of one that the user has let go of, what was last known.

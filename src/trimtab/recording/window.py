@@ -15,6 +15,9 @@ from torch import Tensor
 from trimtab.recording.parts import COPIED, SHARED, SPREAD, Part
 from trimtab.stats import merge_rows
 
+CHANNELS = 16
+"""Channels of a batch normalization whose running statistics are compared between ranks."""
+
 Deposit: TypeAlias = tuple["weakref.ref[Tensor]", int, int]
 """A parameter, and the identity and version of its gradient."""
 
@@ -47,7 +50,9 @@ class Window:
         losses: What each backward pass started from, a loss scale divided out.
         copies: Ranks that average their gradients: a gradient at an output is divided by it, as the averaged loss has it.
         halves: Whether ranks compute parts of one and the same output (tensor parallelism).
-        spread: Sites of parameters of which this rank has a shard.
+        broadcast: Whether the first rank's buffers are sent to all at each forward call.
+        spread: Sites of parameters of which this rank has a shard, with the first of the ranks that share it out.
+        place: Which share of the data this rank sees.
         loss_scale: What mixed precision multiplied the last one by: the gradients of its pass stand in these units.
         passes: Backward passes so far.
         first_pass: Passes before this one deposited nothing that the step used.
@@ -80,7 +85,9 @@ class Window:
     losses: list[Tensor | float] = field(default_factory=list)
     copies: int = 1
     halves: bool = False
-    spread: set[int] = field(default_factory=set)
+    broadcast: bool = False
+    spread: dict[int, int] = field(default_factory=dict)
+    place: int = 0
     loss_scale: Tensor | None = None
     passes: int = 0
     first_pass: int = 0
@@ -205,11 +212,26 @@ class Window:
         Returns:
             Its part.
         """
-        modes = np.where(shared, SHARED, COPIED if self.halves else SPREAD).astype(np.uint8)
-        modes[list(self.spread)] = SPREAD
+        modes = np.where(shared, SHARED, COPIED if self.halves else SPREAD).astype(np.int32)
+        modes[list(self.spread)] = list(self.spread.values())
         bad = {int(site): ([rank], 1) for site in np.flatnonzero(rows[:, 6] > 0)}
-        about = {"batch": self.batch, "loss": losses[-1][1] if losses else None, "copies": self.copies}
+        about = {
+            "batch": self.batch,
+            "place": self.place if self.halves else rank,
+            "loss": losses[-1][1] if losses else None,
+            "copies": self.copies,
+            "halves": self.halves,
+            "running": {} if self.broadcast else self._running(),
+        }
         return Part(str(self.step), [rank], losses, rows, modes, bad, about={rank: about})
+
+    def _running(self) -> dict[str, list[list[float]]]:
+        """Mean and variance of the first channels of every batch normalization, as they were when the step began."""
+        return {
+            f"{model}:{name}": rows[:CHANNELS, 1:3].T.tolist()
+            for model, kept in self.kept.items()
+            for name, rows in kept.items()
+        }
 
 
 def _whole(row: np.ndarray, elements: int) -> np.ndarray:
