@@ -68,6 +68,11 @@ def is_wrapper(module: nn.Module) -> bool:
     return isinstance(module, DistributedDataParallel)
 
 
+def sends_buffers(wrapper: DistributedDataParallel) -> bool:
+    """Whether a wrapper sends the first rank's buffers to all at each forward call."""
+    return bool(getattr(wrapper, "forward_sync_buffers", False) or vars(wrapper).get("broadcast_buffers", False))
+
+
 def group(wrapper: DistributedDataParallel) -> tuple[int, int]:
     """Number of ranks whose gradients a wrapper averages, and this rank's place among them."""
     return int(wrapper.process_group.size()), int(wrapper.process_group.rank())

@@ -100,7 +100,7 @@ class Outcome:
     codes: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     info: list[dict[str, Any]] = field(default_factory=list)
-    text: str = ""
+    words: str = ""
 
 
 def data(steps: int = STEPS) -> tuple[Tensor, Tensor]:
@@ -173,5 +173,5 @@ def train(
         outcome.info = record.info
         diagnosis = watch.diagnose()
         outcome.codes = [finding.code for finding in diagnosis.findings]
-        outcome.text = str(diagnosis)
+        outcome.words = " ".join(str(diagnosis).split())
     return outcome

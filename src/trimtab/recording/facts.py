@@ -81,6 +81,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+def class_name(model: nn.Module) -> str:
+    """The class of the user's own root, as its author named it."""
+    return own_class(unwrapped(model)).__name__
+
+
 def wrapping(model: nn.Module) -> int:
     """How many wrappers (data parallelism, torch.compile, averaging) lie around the user's own root: each has one child."""
     layers = 0

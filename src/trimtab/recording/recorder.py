@@ -385,7 +385,7 @@ class Recorder:
         if wrapper is not None:
             size, at = _distributed.group(wrapper)
             copies, place = copies * size, place * size + at
-            window.broadcast = bool(wrapper.broadcast_buffers)
+            window.broadcast = _distributed.sends_buffers(wrapper)
         window.copies, window.place = max(window.copies, copies), max(window.place, place)
         window.halves |= halves
 

@@ -27,7 +27,7 @@ class WatchedModel:
     def __init__(self, listener: Listener, model: nn.Module, index: int, label: str) -> None:
         self.index = index
         self.label = label
-        self.classes = _distributed.own_class(facts.unwrapped(model)).__name__
+        self.classes = facts.class_name(model)
         self._model = weakref.ref(model)
         self._listener = weakref.ref(listener)
         self._taps: list[tuple[weakref.ref[nn.Module], Tap]] | None = None

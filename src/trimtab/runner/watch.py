@@ -14,7 +14,7 @@ from trimtab import _distributed
 from trimtab.diagnosis import diagnose
 from trimtab.errors import UsageError
 from trimtab.prediction.riding import Ride
-from trimtab.recording import Record, Recorder, Schedule, Store
+from trimtab.recording import Record, Recorder, Schedule, Store, class_name
 from trimtab.report import Diagnosis
 from trimtab.runner.discovery import variable
 
@@ -50,7 +50,7 @@ class Watch:
         optimizers = _several(optimizer, Optimizer, "optimizer")
         schedule = Schedule(every)
         self._store = Store(store if _distributed.rank() == 0 else None)
-        self._recorder = Recorder(self._store, schedule, name or type(models[0]).__name__, Ride)
+        self._recorder = Recorder(self._store, schedule, name or class_name(models[0]), Ride)
         self._ended = False
         frame = sys._getframe(1)
         for one in models:
