@@ -49,9 +49,9 @@ def own_store() -> tuple[Any, Any]:
     from torch.distributed.distributed_c10d import _get_default_store
 
     store = _get_default_store()
-    connection = store
+    connection: Any = store
     with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
-        connection = store.clone()
+        connection = connection.clone()
         connection.set_timeout(PATIENCE)
     return connection, store
 
@@ -106,7 +106,7 @@ def is_spread(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor: its shard of a DTensor, else the tensor itself. No communication."""
-    return tensor.to_local() if is_spread(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+    return tensor.to_local() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def is_sum_pending(tensor: Tensor) -> bool:

@@ -168,7 +168,7 @@ def looks_at_more(model, step):
 
 
 def test_passes_of_one_rank_alone_stop_nobody(tmp_path):
-    first, second = on_ranks(tmp_path, train, ddp, before=looks_at_more)
+    first, _second = on_ranks(tmp_path, train, ddp, before=looks_at_more)
     plain, _ = on_ranks(tmp_path, train, ddp, watched=False, before=looks_at_more)
     assert first.losses == plain.losses
     assert all(info["ranks"]["missing"] == [] for info in first.info)

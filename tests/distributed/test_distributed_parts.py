@@ -105,14 +105,23 @@ def test_the_loss_of_a_step_is_the_mean_over_the_ranks():
 
 
 def test_a_loss_that_a_rank_has_not_seen_is_left_out():
-    parts = [part(0, row([0.0]), losses=[(7, None, None, 0)]), part(1, row([0.0]), losses=[(7, 2.0, 0.1, 1), (8, 4.0, 0.1, 1)])]
+    parts = [
+        part(0, row([0.0]), losses=[(7, None, None, 0)]),
+        part(1, row([0.0]), losses=[(7, 2.0, 0.1, 1), (8, 4.0, 0.1, 1)]),
+    ]
     assert join(parts).losses == [(7, 2.0, 0.1, 1), (8, 4.0, 0.1, 1)]
 
 
 def test_running_statistics_are_compared_with_the_first_ranks():
-    running = [{"0:bn": [[0.0, 1.0], [1.0, 4.0]]}, {"0:bn": [[0.5, 2.0], [4.0, 16.0]]}, {"0:bn": [[0.0, 1.0], [1.0, 4.0]]}]
+    running = [
+        {"0:bn": [[0.0, 1.0], [1.0, 4.0]]},
+        {"0:bn": [[0.5, 2.0], [4.0, 16.0]]},
+        {"0:bn": [[0.0, 1.0], [1.0, 4.0]]},
+    ]
     whole = join([part(rank, row([0.0]), running=entry) for rank, entry in enumerate(running)])
-    (layer, rank, shift, ratio), = whole.into({"step": (3, 0.0, {}, None), "losses": []}, 3)["step"][2]["ranks"]["running"]
+    ((layer, rank, shift, ratio),) = whole.into({"step": (3, 0.0, {}, None), "losses": []}, 3)["step"][2]["ranks"][
+        "running"
+    ]
     assert (layer, rank, ratio) == ("0:bn", 1, pytest.approx(4.0))
     assert shift == pytest.approx((0.5 / np.sqrt(2.5) + 1 / np.sqrt(10)) / 2)
 

@@ -85,10 +85,12 @@ def test_mixed_precision_under_sharding(tmp_path, alone):
     np.testing.assert_allclose(rows[:, 2], expected[:, 2], rtol=2e-2)
 
 
-@pytest.mark.parametrize("options", [{"static_graph": True}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
+@pytest.mark.parametrize(
+    "options", [{"static_graph": True}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}]
+)
 def test_the_ways_of_data_parallelism(tmp_path, alone, options):
     wrap = lambda model: ddp(model, **options)  # noqa: E731
-    first, second = on_ranks(tmp_path, train, wrap)
+    first, _second = on_ranks(tmp_path, train, wrap)
     plain, _ = on_ranks(tmp_path, train, wrap, watched=False)
     same(first, plain)
     agree(first, alone)
@@ -103,7 +105,7 @@ def test_accumulated_micro_batches(tmp_path):
 
 def test_most_steps_are_not_recorded(tmp_path):
     whole = train(every=5, steps=40)
-    first, second = on_ranks(tmp_path, train, ddp, every=5, steps=40)
+    first, _second = on_ranks(tmp_path, train, ddp, every=5, steps=40)
     agree(first, whole)
     np.testing.assert_allclose(first.recorded, whole.recorded, rtol=TOLERANCE)
     assert len(first.recorded) == 40

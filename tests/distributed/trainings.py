@@ -58,7 +58,9 @@ def fsdp(model: nn.Module, mesh: Any = None, **options: Any) -> nn.Module:
 
 
 def fsdp_offloaded(model: nn.Module) -> nn.Module:
-    return fsdp(model, init_device_mesh("cpu", (dist.get_world_size(),)), offload_policy=CPUOffloadPolicy(pin_memory=False))
+    return fsdp(
+        model, init_device_mesh("cpu", (dist.get_world_size(),)), offload_policy=CPUOffloadPolicy(pin_memory=False)
+    )
 
 
 def fsdp_half(model: nn.Module) -> nn.Module:
@@ -161,7 +163,9 @@ def train(
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             losses.append(total)
-    weights = [p.detach().to_local().clone() if hasattr(p, "to_local") else p.detach().clone() for p in model.parameters()]
+    weights = [
+        p.detach().to_local().clone() if hasattr(p, "to_local") else p.detach().clone() for p in model.parameters()
+    ]
     outcome = Outcome(losses, weights, torch.get_rng_state())
     if watched:
         record = watch.record

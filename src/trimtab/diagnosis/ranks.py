@@ -64,6 +64,11 @@ def silent(record: Record) -> tuple[str, ...]:
             lines.append(say("rank {rank} of {size} was not watched", rank=rank, size=size(record)))
         elif np.max(there) < steps[-1][0]:
             lines.append(
-                say("rank {rank} of {size} was not heard from after step {step}", rank=rank, size=size(record), step=int(np.max(there)))
+                say(
+                    "rank {rank} of {size} was not heard from after step {step}",
+                    rank=rank,
+                    size=size(record),
+                    step=int(np.max(there)),
+                )
             )
     return tuple(lines[:4]) + ((say("{count} more ranks like these", count=len(lines) - 4),) if len(lines) > 4 else ())

@@ -46,7 +46,9 @@ def find(view: View) -> Iterator[Found]:
                     "loader = torch.utils.data.DataLoader(dataset, batch_size=B, sampler=sampler)\n"
                     "sampler.set_epoch(epoch)   # at the start of each epoch",
                 ),
-                Repair(say("Where batches are drawn at random, seed each rank differently: torch.manual_seed(seed + rank)")),
+                Repair(
+                    say("Where batches are drawn at random, seed each rank differently: torch.manual_seed(seed + rank)")
+                ),
             ),
             location=view.place("forward"),
         )

@@ -144,7 +144,11 @@ def _in_step(view: View, step: int) -> tuple[tuple[str, ...], str, Site | None] 
     """The first place, in the order of computation, with a value that is no number at `step`."""
     broken = _broken(view, "parameter", step)
     if broken:
-        return (view.name(*broken[0]),), say("A parameter is NaN or infinite"), view.record.site(*broken[0], "parameter")
+        return (
+            (view.name(*broken[0]),),
+            say("A parameter is NaN or infinite"),
+            view.record.site(*broken[0], "parameter"),
+        )
     for model in view.active:
         outputs = {name for m, name in _broken(view, "output", step) if m == model}
         for name in view.forward_order(model):

@@ -8,6 +8,7 @@ from trimtab._messages import say
 from trimtab.diagnosis import ranks
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.view import View
+from trimtab.recording import Site
 from trimtab.report import Evidence, Finding, Repair
 
 BROKEN = 1e-3
@@ -33,7 +34,7 @@ def find(view: View) -> Iterator[Found]:
         yield from _statistics(view, *with_statistics[-1])
 
 
-def _weights(view: View, step: int, parameters: list[tuple[ranks.Site, list[int], int, float]]) -> Found:
+def _weights(view: View, step: int, parameters: list[tuple[Site, list[int], int, float]]) -> Found:
     parameters = sorted(parameters, key=lambda entry: -entry[3])
     site, which, count, off = parameters[0]
     whole = len(list(view.sites("parameter")))
@@ -69,7 +70,9 @@ def _weights(view: View, step: int, parameters: list[tuple[ranks.Site, list[int]
             ),
             repairs=(
                 Repair(
-                    say("Send the first rank's weights to all before training; DistributedDataParallel does so when it wraps the model"),
+                    say(
+                        "Send the first rank's weights to all before training; DistributedDataParallel does so when it wraps the model"
+                    ),
                     "for tensor in [*model.parameters(), *model.buffers()]:\n    torch.distributed.broadcast(tensor.data, src=0)",
                 ),
                 Repair(
@@ -109,7 +112,9 @@ def _statistics(view: View, step: int, facts: dict[str, object]) -> Iterator[Fou
             ),
             repairs=(
                 Repair(
-                    say("Share the samples out at random: a DistributedSampler that shuffles, with set_epoch at each epoch"),
+                    say(
+                        "Share the samples out at random: a DistributedSampler that shuffles, with set_epoch at each epoch"
+                    ),
                     "sampler = torch.utils.data.DistributedSampler(dataset, shuffle=True)",
                 ),
                 Repair(
