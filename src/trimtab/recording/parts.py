@@ -107,15 +107,20 @@ def join(parts: Sequence[Part]) -> Part:
 def _join(a: Part, b: Part) -> Part:
     size = max(len(a.rows), len(b.rows))
     x, y = _padded(a.rows, size), _padded(b.rows, size)
-    seen_x, seen_y = _seen(x), _seen(y)
-    modes = np.where(seen_x, _padded(a.modes, size), _padded(b.modes, size))
+    modes_x, modes_y = _padded(a.modes, size), _padded(b.modes, size)
+    seen_x = _seen(x)
+    both = seen_x & _seen(y)
     equal = _equal(x, y)
-    once = seen_x & seen_y & ((modes == SHARED) | ((modes == COPIED) & equal))
-    rows = merge(x, y)
-    other = seen_x & seen_y & (modes >= SPREAD) & (_padded(a.modes, size) != _padded(b.modes, size))
-    modes[other] = np.minimum(_padded(a.modes, size), _padded(b.modes, size))[other]
-    rows[other] = np.where((_padded(a.modes, size) == modes)[:, None], x, y)[other]
-    rows[once] = x[once]
+    modes = np.where(seen_x, modes_x, modes_y)
+    once = both & ((modes == SHARED) | ((modes == COPIED) & equal))
+    rows = np.where(seen_x[:, None], x, y)
+    merged = np.flatnonzero(both & ~once)
+    rows[merged] = merge(x[merged], y[merged])
+    for site in merged[
+        (modes[merged] >= SPREAD) & (modes_x[merged] != modes_y[merged])
+    ]:  # two groups have all shards each
+        modes[site] = min(modes_x[site], modes_y[site])
+        rows[site] = x[site] if modes_x[site] < modes_y[site] else y[site]
     whole = Part(a.key, a.ranks + b.ranks, _losses(a, b), rows, modes, about=a.about | b.about)
     whole.bad = _counted(a.bad, b.bad)
     whole.apart = _counted(a.apart, b.apart)
@@ -129,6 +134,8 @@ def _join(a: Part, b: Part) -> Part:
 
 
 def _padded(values: NDArray[Any], size: int) -> NDArray[Any]:
+    if len(values) == size:
+        return values
     out = np.zeros((size, *values.shape[1:]), values.dtype)
     out[: len(values)] = values
     return out
