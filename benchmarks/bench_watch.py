@@ -235,7 +235,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12, help="alternated rounds (default 12; at least 8 to publish)")
     parser.add_argument("--peers", action="store_true", help="beside the other monitors that are installed")
-    parser.add_argument("--only", choices=(*SHOWN, *WAYS), action="append", help="this workload alone; may be given again")
+    parser.add_argument(
+        "--only", choices=(*SHOWN, *WAYS), action="append", help="this workload alone; may be given again"
+    )
     parser.add_argument("--ways", action="store_true", help=f"other ways to train instead: {', '.join(WAYS)}")
     parser.add_argument("--quick", action="store_true", help="every step only: no long runs, no memory")
     parser.add_argument("--json", type=Path, help="write all figures here")
