@@ -5,7 +5,7 @@
 - `torch._C._len_torch_dispatch_stack`: number of dispatch modes that see each operation (fake tensors, `make_fx`).
 - `torch._C._is_tracing`: whether `torch.jit.trace` is writing operations down.
 - `Module._forward_hooks`, `._forward_pre_hooks`, and the two for the backward pass: a module's hooks by number.
-- `torch.nn.modules.module._has_any_global_hook`: whether there are hooks of all modules.
+- `torch.nn.modules.module._has_any_global_hook`: whether there are hooks of all modules, of which a compiled one warns; and the tables.
 - `Module._is_replica`: set on the copies that `DataParallel` makes for each device.
 - `Node._sequence_nr`: the number autograd gave an operation when it ran.
 - `Node._input_metadata`: shapes of what an operation has made, which its backward pass is given gradients of.
@@ -13,6 +13,12 @@
 - `torch.autograd.backward`: the one Python function behind `Tensor.backward`; it is wrapped while somebody listens.
 - `Module.__call__`: what every call of a module goes by; it is wrapped until a script's first training pass has come.
 - `torch.compiler.set_stance(...)`: what it returns, a context manager, knows the stance before (`prev`).
+- `torch.compile`: it is wrapped until it has brought the compiler into the process, while somebody wants compiled code to run eagerly.
+- `torch._C._dynamo.eval_frame.set_code_exec_strategy`, and the attribute `_torchdynamo_disable`: what `torch.compiler.disable`
+  brings about, which itself would bring in the whole compiler.
+- `torch._C._dynamo.eval_frame.get_eval_frame_callback`: what compiles the calls of the running frame, if anything does.
+- `torch._C._dynamo.eval_frame.set_fullgraph_compiled_frame_count`: how many frames the running call with `fullgraph=True` has
+  compiled, -1 outside one; a call with none raises under the default stance.
 """
 
 import functools
@@ -20,7 +26,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -36,13 +42,21 @@ __all__ = [
     "in_backward",
     "is_replica",
     "is_traced",
+    "keep_from_view",
     "listen_to_backward",
     "output_shape",
     "sequence_number",
     "stop_listening_to_backward",
+    "undisturbed",
     "weak_storage",
     "wrap_module_calls",
 ]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+_has_any_global_hook = torch.nn.modules.module._has_any_global_hook
 
 
 def in_backward() -> bool:
@@ -77,7 +91,37 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 def has_global_hooks() -> bool:
     """Whether something is called before or after the forward or backward of every module there is."""
-    return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+    return bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
+def keep_from_view(handles: Iterable[Any]) -> Callable[[], None]:
+    """Let a compiled module not warn of hooks of all modules that are trimtab's own.
+
+    Args:
+        handles: What registering the hooks has returned.
+
+    Returns:
+        A function that puts back what was there before.
+    """
+    module, own = torch.nn.modules.module, {handle.id for handle in handles}
+    before = module._has_any_global_hook
+
+    def has_any_other() -> bool:
+        tables = (
+            module._global_backward_pre_hooks,
+            module._global_backward_hooks,
+            module._global_forward_pre_hooks,
+            module._global_forward_hooks,
+        )
+        return any(number not in own for table in tables for number in table)
+
+    module._has_any_global_hook = has_any_other
+
+    def put_back() -> None:
+        if module._has_any_global_hook is has_any_other:
+            module._has_any_global_hook = before
+
+    return put_back
 
 
 def is_replica(module: torch.nn.Module) -> bool:
@@ -127,29 +171,91 @@ def weak_storage(tensor: torch.Tensor) -> StorageWeakRef | None:
 _stance: Any = None
 """What puts the compiler's stance back to the user's own, while ours is in its place."""
 
+_eager: set[int] = set()
+"""Identities of those who want compiled code to run eagerly."""
 
-def force_eager(on: bool) -> bool:
-    """Run compiled code eagerly, or as it was.
+
+def force_eager(on: bool, who: object = None) -> None:
+    """Run compiled code eagerly, or as it was. Where there is no compiler yet, from its coming on.
 
     Args:
         on: Whether to run it eagerly.
-
-    Returns:
-        Whether there is a compiler in this process at all; where there is none, nothing is done.
+        who: On whose behalf; it runs eagerly as long as anybody wants it. Not kept alive.
     """
+    (_eager.add if on else _eager.discard)(id(who))
+    if "torch._dynamo" in sys.modules:
+        _take_stance(bool(_eager))
+    elif _eager:
+        _await_compiler()
+    else:
+        _stop_awaiting_compiler()
+
+
+def _take_stance(eager: bool) -> None:
     global _stance
-    if "torch._dynamo" not in sys.modules:
-        return False
-    if not on and _stance is None:
-        return True
+    if (not eager and _stance is None) or torch._C._dynamo.eval_frame.get_eval_frame_callback():
+        return  # inside a call that has been compiled, the compiler takes no other stance
     change = torch.compiler.set_stance("force_eager")
     users = _stance if _stance is not None and change.prev.stance == "force_eager" else change
-    if on:
+    if eager:
         _stance = users
     else:  # if the user has chosen another stance since, that one stays
         users.__exit__(None, None, None)
         _stance = None
-    return True
+        _excuse_running_graph()
+
+
+def _excuse_running_graph() -> None:
+    """A call with `fullgraph=True` that is running just now has run eagerly for our sake: it need not have compiled anything."""
+    count = torch._C._dynamo.eval_frame.set_fullgraph_compiled_frame_count
+    before = count(-1)
+    if before >= 0:
+        count(max(before, 1))
+
+
+def _await_compiler() -> None:
+    """Take our stance as soon as `torch.compile` brings the compiler into the process."""
+    original = torch.compile
+    if hasattr(original, "_trimtab_original"):
+        return
+
+    @functools.wraps(original)
+    def compile_and_take_stance(*args: Any, **kwargs: Any) -> Any:
+        compiled = original(*args, **kwargs)
+        if "torch._dynamo" in sys.modules:  # it comes with the first function, not with the decorator
+            _stop_awaiting_compiler()
+            _take_stance(bool(_eager))
+        return compiled
+
+    compile_and_take_stance._trimtab_original = original  # type: ignore[attr-defined]
+    torch.compile = compile_and_take_stance
+
+
+def _stop_awaiting_compiler() -> None:
+    torch.compile = getattr(torch.compile, "_trimtab_original", torch.compile)
+
+
+def undisturbed(function: F) -> F:
+    """Keep the compiler away from a function of trimtab's own that may be called from compiled code.
+
+    Args:
+        function: Written in Python.
+
+    Returns:
+        The same: it breaks a graph where it is called, and neither it nor what it calls is compiled.
+    """
+    _not_compiled(function, deep=True)
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
+def _not_compiled(function: Callable[..., Any], deep: bool) -> None:
+    """Leave a function's frame alone, and (deep) the frames of all that it calls."""
+    c = torch._C._dynamo.eval_frame
+    action = c._FrameAction
+    c.set_code_exec_strategy(
+        function.__code__, c._FrameExecStrategy(action.SKIP, action.SKIP if deep else action.DEFAULT)
+    )
 
 
 class BackwardListener(Protocol):
@@ -176,28 +282,43 @@ def _starts(tensors: Any) -> tuple[torch.Tensor, ...]:
     return ()
 
 
+for _function in (in_backward, _starts):
+    _not_compiled(_function, deep=True)
+
+
 def _wrap(backward: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(backward)
     def backward_with_listeners(*args: Any, **kwargs: Any) -> None:
         # A checkpointed block runs a pass inside the pass; of several wrappers of ours around one call, one tells.
-        if not _listeners or in_backward() or getattr(_call, "told", False):
+        if torch.compiler.is_compiling() or not _listeners or in_backward() or getattr(_call, "told", False):
             return backward(*args, **kwargs)
         listeners = _listeners
         starts = _starts(args[0] if args else kwargs.get("tensors"))
         _call.told = True
         try:
-            for listener in listeners:
-                listener.before_backward(starts)
+            _tell_before(listeners, starts)
             try:
                 return backward(*args, **kwargs)
             finally:
-                for listener in listeners:
-                    listener.after_backward()
+                _tell_after(listeners)
         finally:
             _call.told = False
 
+    _not_compiled(backward_with_listeners, deep=False)
     _wrappers.add(backward_with_listeners)
     return backward_with_listeners
+
+
+@undisturbed
+def _tell_before(listeners: tuple[BackwardListener, ...], starts: tuple[torch.Tensor, ...]) -> None:
+    for listener in listeners:
+        listener.before_backward(starts)
+
+
+@undisturbed
+def _tell_after(listeners: tuple[BackwardListener, ...]) -> None:
+    for listener in listeners:
+        listener.after_backward()
 
 
 def _passes_us(backward: Any) -> bool:

@@ -6,6 +6,8 @@ from typing import Any, Protocol, TypeAlias
 
 from torch.optim import Optimizer
 
+from trimtab._torch import undisturbed
+
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -43,6 +45,7 @@ def attach(listener: StepListener, optimizer: Optimizer) -> list[Any]:
     """
     reference = weakref.ref(listener)
 
+    @undisturbed
     def before(opt: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         heard = reference()
         if heard is None:
@@ -59,6 +62,7 @@ def attach(listener: StepListener, optimizer: Optimizer) -> list[Any]:
         told = _told(closure, reference, opt)
         return ((args[0], told, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": told})
 
+    @undisturbed
     def after(opt: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         heard = reference()
         if heard is not None:

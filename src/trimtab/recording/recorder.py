@@ -129,7 +129,6 @@ class Recorder:
         self._took_turns = 0
         self._running = False
         self._ended = False
-        self._eager = False
         self._thread = 0
         self._closing = threading.Lock()
         self._batch: Any = None
@@ -162,6 +161,7 @@ class Recorder:
         _torch.listen_to_backward(self._ear)
         reference = weakref.ref(self)
 
+        @_torch.undisturbed
         def foreign(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             recorder = reference()
             if recorder is not None:
@@ -298,8 +298,7 @@ class Recorder:
             watched.attach_entries()
 
     def _set_eager(self, on: bool) -> None:
-        if on != self._eager:
-            self._eager = _torch.force_eager(on) and on
+        _torch.force_eager(on, self._ear)
 
     def _close_stepped(self) -> None:
         """Close the open step if an optimizer has stepped; of several threads that come at once, one does."""
@@ -613,7 +612,11 @@ class Recorder:
                 window.details["distinct"] = self._parameters.distinct()
             for watched in self.models:
                 watched.detach_taps()
-        elif self.schedule.records(self.step + 1):
+        if not self.schedule.records(self.step + 1):  # now: inside the next forward call it would be too late for that call
+            self._set_eager(False)
+            for watched in self.models:
+                watched.detach_entries()
+        elif not window.recording:
             self._listen()
         self._clearing.remember(index, optimizer)
         window.end_closure()
