@@ -4,8 +4,11 @@
 - `torch._C._functorch.maybe_current_level`: None outside vmap, grad and jvp.
 - `torch._C._len_torch_dispatch_stack`: number of dispatch modes that see each operation (fake tensors, `make_fx`).
 - `torch._C._is_tracing`: whether `torch.jit.trace` is writing operations down.
+- `torch.jit._recursive.create_script_module`: what scripts a module, with its hooks; it is wrapped while somebody listens.
+- `torch.cuda.is_current_stream_capturing`: whether a CUDA graph is being captured; it cannot be asked where CUDA is not in use.
 - `Module._forward_hooks`, `._forward_pre_hooks`, and the two for the backward pass: a module's hooks by number.
 - `torch.nn.modules.module._has_any_global_hook`: whether there are hooks of all modules, of which a compiled one warns; and the tables.
+- `Module._compiled_call_impl`: what `Module.compile` has put in place of a module's call.
 - `Module._is_replica`: set on the copies that `DataParallel` makes for each device.
 - `Node._sequence_nr`: the number autograd gave an operation when it ran.
 - `Node._input_metadata`: shapes of what an operation has made, which its backward pass is given gradients of.
@@ -39,7 +42,10 @@ __all__ = [
     "functorch_is_active",
     "has_global_hooks",
     "has_hooks",
+    "hide_from_torchscript",
     "in_backward",
+    "is_capturing",
+    "is_compiled",
     "is_replica",
     "is_traced",
     "keep_from_view",
@@ -77,6 +83,11 @@ def dispatch_mode_is_active() -> bool:
 def is_traced() -> bool:
     """Whether `torch.jit.trace` is writing down the operations of the calling thread."""
     return bool(torch._C._is_tracing())
+
+
+def is_capturing() -> bool:
+    """Whether the operations of the calling thread go into a CUDA graph: nothing may be read then, and what we launched would be replayed."""
+    return bool(torch.cuda.is_initialized()) and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def forward_hooks(module: torch.nn.Module) -> tuple[Callable[..., Any], ...]:
@@ -124,9 +135,74 @@ def keep_from_view(handles: Iterable[Any]) -> Callable[[], None]:
     return put_back
 
 
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether `torch.compile` has been called on a model, or on a part of it."""
+    return any(m._compiled_call_impl is not None or type(m).__name__ == "OptimizedModule" for m in model.modules())
+
+
 def is_replica(module: torch.nn.Module) -> bool:
     """Whether `DataParallel` has made this module for one device, with the hooks of the original."""
     return bool(getattr(module, "_is_replica", False))
+
+
+class Handle:
+    """Something that can be taken back once."""
+
+    def __init__(self, take_back: Callable[[], None]) -> None:
+        self._take_back: Callable[[], None] | None = take_back
+
+    def remove(self) -> None:
+        """Take it back."""
+        take_back, self._take_back = self._take_back, None
+        if take_back is not None:
+            take_back()
+
+
+_hidden: list[type] = []
+
+
+def hide_from_torchscript(kind: type) -> Handle:
+    """Let `torch.jit.script` and `torch.jit.trace` not see hooks of one kind, which they would compile with the module.
+
+    Args:
+        kind: The class of the hooks.
+
+    Returns:
+        A handle with a `remove` method.
+    """
+    recursive = torch.jit._recursive
+    if not _hidden:
+        recursive.create_script_module = _without_hidden_hooks(recursive.create_script_module)
+    _hidden.append(kind)
+
+    def show() -> None:
+        _hidden.remove(kind)
+        if not _hidden:
+            create = recursive.create_script_module
+            recursive.create_script_module = getattr(create, "__wrapped__", create)
+
+    return Handle(show)
+
+
+def _without_hidden_hooks(create: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(create)
+    def create_script_module(nn_module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        kinds, taken = tuple(_hidden), []
+        for module in nn_module.modules():
+            for table in (module._forward_hooks, module._forward_pre_hooks):
+                if any(isinstance(hook, kinds) for hook in table.values()):
+                    taken.append((table, list(table.items())))
+                    for number, hook in taken[-1][1]:
+                        if isinstance(hook, kinds):
+                            del table[number]
+        try:
+            return create(nn_module, *args, **kwargs)
+        finally:
+            for table, before in taken:
+                table.clear()
+                table.update(before)
+
+    return create_script_module
 
 
 def sequence_number(node: Any) -> int:

@@ -30,6 +30,22 @@ class StepListener(Protocol):
         """Something of trimtab's own went wrong inside a hook."""
 
 
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """The optimizer whose step does the work, inside the wrappers that accelerate and Lightning put around one.
+
+    Args:
+        optimizer: Any optimizer; one that is made of another and has hooks of its own is no mere wrapper.
+
+    Returns:
+        The optimizer itself where it is not wrapped.
+    """
+    inner = getattr(optimizer, "optimizer", None)
+    hooks = vars(optimizer).get("_optimizer_step_pre_hooks")
+    if isinstance(inner, Optimizer) and (hooks is None or hooks is inner._optimizer_step_pre_hooks):
+        return innermost(inner)
+    return optimizer
+
+
 def attach(listener: StepListener, optimizer: Optimizer) -> list[Any]:
     """Hook an optimizer's step.
 

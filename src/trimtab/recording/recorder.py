@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab import _torch
 from trimtab.errors import UsageError
-from trimtab.recording import batch_statistics, clock, details
+from trimtab.recording import batch_statistics, clock, details, unseen
 from trimtab.recording.attention import attentions
 from trimtab.recording.broadcasting import broadcasts
 from trimtab.recording.clearing import Clearing
@@ -38,7 +38,7 @@ from trimtab.recording.roster import Roster, rates
 from trimtab.recording.schedule import Schedule
 from trimtab.recording.sites import SiteTable
 from trimtab.recording.store import Store
-from trimtab.recording.taps import End, Entry, Tap, gradient_hook
+from trimtab.recording.taps import End, Entry, Hook, Tap, gradient_hook
 from trimtab.recording.walk import measurable, tensors
 from trimtab.recording.watched import WatchedModel
 from trimtab.recording.window import Window
@@ -115,6 +115,7 @@ class Recorder:
         self._journal = Journal(store, self._sites, self._tape)
         self._parameters = ParameterReader(self.models, self._sites, self._tape)
         self._clearing = Clearing()
+        self._unseen = unseen.Sightings()
         self._close_up = CloseUp(self._sites)
         self._handles: list[Any] = []
         self._leaf_handles: list[Any] = []
@@ -167,7 +168,7 @@ class Recorder:
             if recorder is not None:
                 recorder._stepped_elsewhere(optimizer)
 
-        self._handles.append(register_optimizer_step_post_hook(foreign))
+        self._handles += [register_optimizer_step_post_hook(foreign), _torch.hide_from_torchscript(Hook)]
         self.store.facts({"name": self.name, "schedule": self.schedule.every, "began": time.time(), "pid": os.getpid()})
         if self._window.recording:
             self._listen()
@@ -260,10 +261,12 @@ class Recorder:
 
     def add_optimizer(self, optimizer: Optimizer, label: str = "") -> int:
         """Watch an optimizer from its next step on."""
+        optimizer = clock.innermost(optimizer)
         index = self.roster.index(optimizer)
         if index is None:
             index = self.roster.add_optimizer(optimizer, label)
             self._handles += clock.attach(self, optimizer)
+            self._parameters.meet(optimizer)
         return index
 
     def log(self, name: str, value: float | Tensor) -> None:
@@ -336,17 +339,19 @@ class Recorder:
 
     def _describe(self) -> None:
         """Write what the models and optimizers are, again whenever something has joined."""
-        if self.roster.changed or self._parameters.changed:
-            self._parameters.refresh()
+        if (self.roster.changed or self._parameters.changed) and self._parameters.refresh():
             self.roster.changed = self._parameters.changed = False
             self.store.facts(self.roster.facts(self._parameters.was_updated))
+        if self._unseen.changed:
+            self._unseen.changed = False
+            self.store.facts({"unseen": self._unseen.facts(self.models)})
 
     # ------------------------------------------------------------------------------------------------ forward
 
     @_timed
     def entered(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward call of an entry module begins: a new scope, if it can train."""
-        if not self._running or _torch.in_backward() or _torch.functorch_is_active():
+        if not self._running or self._cannot_look(entry):
             return
         module, owner = entry.module(), None if self._owner is None else self._owner()
         if module is None or (entry.name and owner is not None and owner is not module):
@@ -365,6 +370,9 @@ class Recorder:
         for watched in self.models:
             watched.attach_taps()
         watched = self.models[entry.model]
+        if not self._parameters.knows(watched, module):
+            window.foreign.add(self._scope)
+            self._unseen.note(entry.model, "parameter", unseen.FOREIGN)
         if not entry.name:
             watched.only_root_enters()
             watched.attach_entries()
@@ -373,6 +381,18 @@ class Recorder:
         self._read_inputs(watched, entry.name, args, kwargs)
         if not entry.name:
             self._seat.begin(watched, module, args, kwargs)
+
+    def _cannot_look(self, entry: Entry) -> bool:
+        """Whether nothing can be read of this forward call."""
+        if _torch.is_capturing():
+            self._unseen.note(entry.model, "step", unseen.CAPTURED)
+        elif _torch.functorch_is_active():
+            self._unseen.note(entry.model, "output", unseen.TRANSFORMED)
+        elif _torch.in_backward():
+            self._unseen.note(entry.model, "output", unseen.RECOMPUTED)
+        else:
+            return _torch.is_traced()
+        return True
 
     def ended(self, end: End) -> None:
         """A forward call of a root, along which somebody rode, has ended."""
@@ -460,6 +480,9 @@ class Recorder:
         window = self._window
         if not window.recording or not self._running or _torch.functorch_is_active() or _torch.is_traced():
             return
+        if not tap.heard:
+            tap.heard = True
+            self._unseen.called(tap.model, tap.name)
         module = tap.module()
         if module is not None:
             self._seat.left(tap.model, tap.name, module, args, output)
@@ -467,6 +490,8 @@ class Recorder:
         scope = self._scope
         reference = weakref.ref(self)
         found = (output,) if type(output) is Tensor else measurable(output, MAX_OUTPUTS)
+        if not found:
+            self._unseen.nothing_to_read(tap.model, tap.name, output)
         for i, tensor in enumerate(found):
             last = self._last
             if last is not None and last[0]() is tensor and last[1] == tensor._version:
@@ -479,7 +504,10 @@ class Recorder:
                 ))
             site, gradient_site = tap.sites[i]
             if not again:
-                window.forwards.append((self._tape.measure(tensor), site, scope))
+                row = self._tape.measure(tensor)
+                window.forwards.append((row, site, scope))
+                if row < 0:
+                    self._unseen.nothing_to_read(tap.model, tap.name, tensor)
             if tensor.requires_grad:
                 handle = tensor.register_hook(gradient_hook(reference, gradient_site, scope))  # type: ignore[no-untyped-call]
                 if tensor.is_leaf:  # a parameter, or the user's own input: it outlives the step
@@ -498,7 +526,7 @@ class Recorder:
     @_timed
     def before_backward(self, losses: tuple[Tensor, ...]) -> None:
         """A backward pass begins."""
-        if not self._running or self._elsewhere():
+        if not self._running or self._elsewhere() or _torch.is_capturing():
             return
         try:
             if not self._window.closure:
@@ -550,6 +578,9 @@ class Recorder:
         try:
             self._seat.backward_ended()
             deposited = self._parameters.read_raw(self._window)
+            if not deposited and self._window.foreign & self._window.reached:
+                for watched in self.models:
+                    self._unseen.note(watched.index, "gradient", unseen.FOREIGN)
             self._window.end_pass(
                 deposited or self._stepped
             )  # an optimizer that steps inside the pass leaves nothing behind
@@ -560,7 +591,7 @@ class Recorder:
 
     def closure_begins(self, optimizer: Optimizer) -> None:
         """The optimizer runs a closure: its passes belong to this step."""
-        if not self._running:
+        if not self._running or _torch.is_capturing():
             return
         self._close_stepped()
         self._window.begin_closure()
@@ -573,9 +604,11 @@ class Recorder:
     @_timed
     def before_step(self, optimizer: Optimizer) -> None:
         """The gradients are as the optimizer will use them, the parameters as the forward call used them."""
-        if not self._running:
+        if not self._running or _torch.is_capturing():
             return
         index = self.add_optimizer(optimizer)
+        if index < LAST_BIT and self._window.optimizers >> index & 1 and not self._window.closure:
+            self._close_stepped()  # gradients that came by no backward pass: by vmap, or by hand
         window = self._window
         self._stepped = True
         self._thread = threading.get_ident()
@@ -589,7 +622,7 @@ class Recorder:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """The parameters have been updated: the step is done, unless another optimizer follows at once."""
-        if not self._running:
+        if not self._running or _torch.is_capturing():
             return
         self._finish_step(optimizer)
         stepped = self._window.optimizers
@@ -623,7 +656,7 @@ class Recorder:
 
     def _stepped_elsewhere(self, optimizer: Optimizer) -> None:
         """An optimizer that nobody watches has stepped: the passes before it were its own."""
-        if self._window.optimizers or not self._running or self._elsewhere():
+        if self._window.optimizers or not self._running or self._elsewhere() or _torch.is_capturing():
             return
         if self.roster.index(optimizer) is None:
             self._window.forget_passes()

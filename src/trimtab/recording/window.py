@@ -31,6 +31,7 @@ class Window:
         live: Scopes that a training pass has reached.
         reached: Scopes that the running pass has reached.
         modes: Whether the root was in training mode, by scope.
+        foreign: Scopes that ran with weights which are not the model's own.
         parameters: Row by site of everything read at the optimizer's step; the last reading counts.
         raw: Row of each parameter's gradient at the end of the last pass that left something in it, by site.
         deposits: The parameters whose gradients the passes so far have changed, with the identity and version they left.
@@ -61,6 +62,7 @@ class Window:
     live: set[int] = field(default_factory=set)
     reached: set[int] = field(default_factory=set)
     modes: dict[int, bool] = field(default_factory=dict)
+    foreign: set[int] = field(default_factory=set)
     parameters: dict[int, int] = field(default_factory=dict)
     raw: dict[int, int] = field(default_factory=dict)
     deposits: dict[int, Deposit] = field(default_factory=dict)
