@@ -1,6 +1,7 @@
 """The few private or patched names of torch that trimtab depends on, one function each, one test each.
 
 - `torch._C._current_graph_task_id`: torch.utils.checkpoint itself uses it; -1 outside a backward pass.
+- `torch.amp.GradScaler.scale`: it is wrapped while somebody listens, to know which scalers there are; `._scale`: the scale of one.
 - `torch._C._functorch.maybe_current_level`: None outside vmap, grad and jvp.
 - `torch._C._len_torch_dispatch_stack`: number of dispatch modes that see each operation (fake tensors, `make_fx`).
 - `torch._C._is_tracing`: whether `torch.jit.trace` is writing operations down.
@@ -50,6 +51,8 @@ __all__ = [
     "is_traced",
     "keep_from_view",
     "listen_to_backward",
+    "loss_scales",
+    "notice_scalers",
     "output_shape",
     "sequence_number",
     "stop_listening_to_backward",
@@ -203,6 +206,47 @@ def _without_hidden_hooks(create: Callable[..., Any]) -> Callable[..., Any]:
                 table.update(before)
 
     return create_script_module
+
+
+_scalers: "weakref.WeakSet[torch.amp.GradScaler]" = weakref.WeakSet()
+_noticing = 0
+
+
+def notice_scalers() -> Handle:
+    """Know from now on which gradient scalers multiply a loss.
+
+    Returns:
+        A handle with a `remove` method.
+    """
+    global _noticing
+    scaler = torch.amp.GradScaler
+    if not _noticing:
+        scale = scaler.scale
+
+        @functools.wraps(scale)
+        def scale_and_tell(self: torch.amp.GradScaler, outputs: Any) -> Any:
+            _scalers.add(self)
+            return scale(self, outputs)
+
+        scaler.scale = scale_and_tell  # type: ignore[method-assign]
+    _noticing += 1
+
+    def forget() -> None:
+        global _noticing
+        _noticing -= 1
+        if not _noticing:
+            _scalers.clear()
+            scaler.scale = getattr(scaler.scale, "__wrapped__", scaler.scale)  # type: ignore[method-assign]
+
+    return Handle(forget)
+
+
+def loss_scales() -> list[torch.Tensor]:
+    """What the gradient scalers that have been noticed multiply by just now, each on its device."""
+    scales = (
+        getattr(scaler, "_scale", None) for scaler in list(_scalers)
+    )  # none of one that is switched off, or unused yet
+    return [scale for scale in scales if scale is not None]
 
 
 def sequence_number(node: Any) -> int:

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -109,6 +110,24 @@ class ParameterReader:
                     found[key] = (reference, *now)
         return found
 
+    def set_aside(self, window: Window, stepped: list[Optimizer], idle: list[Optimizer]) -> None:
+        """Drop what the passes have left in parameters that only an optimizer which did not step trains.
+
+        A generator's loss also reaches the critic: what it leaves there is no gradient of the critic's own, and is cleared before one
+        is taken. Where it is not, it is read again at the step that uses it.
+
+        Args:
+            window: The step.
+            stepped: The optimizers that have stepped in it.
+            idle: Those that have not, but have before.
+        """
+        used = {id(p) for optimizer in stepped for group in optimizer.param_groups for p in group["params"]}
+        for optimizer in idle:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if id(parameter) not in used and id(parameter) in self._sites:
+                        window.raw.pop(self._sites[id(parameter)][1], None)
+
     def thrown_away(self, window: Window) -> bool:
         """Whether the gradients that earlier passes of this window left have been cleared since."""
         for reference, identity, version in window.deposits.values():
@@ -160,6 +179,8 @@ class ParameterReader:
 
     def _read(self, parameter: Tensor, sites: tuple[int, int, int, int], window: Window, divisor: float | None) -> None:
         grad = parameter.grad
+        if grad is not None and grad.layout == torch.sparse_coo:
+            window.note_rows(sites[2], grad)
         if grad is not None:  # read again: neither `grad.data` nor a gradient scaler counts its version up
             window.parameters[sites[2]] = self._tape.measure(grad)
             if divisor:

@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 import torch
@@ -128,6 +128,7 @@ class Recorder:
         self._told = -1
         self._lost = 0
         self._took_turns = 0
+        self._have_stepped = 0
         self._running = False
         self._ended = False
         self._thread = 0
@@ -168,7 +169,8 @@ class Recorder:
             if recorder is not None:
                 recorder._stepped_elsewhere(optimizer)
 
-        self._handles += [register_optimizer_step_post_hook(foreign), _torch.hide_from_torchscript(Hook)]
+        self._handles += [register_optimizer_step_post_hook(foreign)]
+        self._handles += [_torch.hide_from_torchscript(Hook), _torch.notice_scalers()]
         self.store.facts({"name": self.name, "schedule": self.schedule.every, "began": time.time(), "pid": os.getpid()})
         if self._window.recording:
             self._listen()
@@ -320,8 +322,12 @@ class Recorder:
         self._owner = None
         self._parameters.forget()
         self._journal.step_ended(window)
+        idle = self._have_stepped & ~window.optimizers
+        self._have_stepped |= window.optimizers
         if window.recording:
             self._read_targets()
+            if idle:
+                self._parameters.set_aside(window, self.roster.chosen(window.optimizers), self.roster.chosen(idle))
             self._describe()
             if self._seat.step_ended():
                 self.store.facts({"predictions": self._seat.facts})
@@ -386,6 +392,8 @@ class Recorder:
         """Whether nothing can be read of this forward call."""
         if _torch.is_capturing():
             self._unseen.note(entry.model, "step", unseen.CAPTURED)
+            for watched in self.models:
+                watched.detach_taps()
         elif _torch.functorch_is_active():
             self._unseen.note(entry.model, "output", unseen.TRANSFORMED)
         elif _torch.in_backward():
@@ -480,9 +488,6 @@ class Recorder:
         window = self._window
         if not window.recording or not self._running or _torch.functorch_is_active() or _torch.is_traced():
             return
-        if not tap.heard:
-            tap.heard = True
-            self._unseen.called(tap.model, tap.name)
         module = tap.module()
         if module is not None:
             self._seat.left(tap.model, tap.name, module, args, output)
@@ -490,8 +495,8 @@ class Recorder:
         scope = self._scope
         reference = weakref.ref(self)
         found = (output,) if type(output) is Tensor else measurable(output, MAX_OUTPUTS)
-        if not found:
-            self._unseen.nothing_to_read(tap.model, tap.name, output)
+        if not found or not tap.heard:
+            self._hear(tap, found, output)
         for i, tensor in enumerate(found):
             last = self._last
             if last is not None and last[0]() is tensor and last[1] == tensor._version:
@@ -510,8 +515,9 @@ class Recorder:
                     self._unseen.nothing_to_read(tap.model, tap.name, tensor)
             if tensor.requires_grad:
                 handle = tensor.register_hook(gradient_hook(reference, gradient_site, scope))  # type: ignore[no-untyped-call]
-                if tensor.is_leaf:  # a parameter, or the user's own input: it outlives the step
-                    self._leaf_handles.append(handle)
+                self._leaf_handles += [
+                    handle
+                ] * tensor.is_leaf  # a parameter, or the user's own input: it outlives the step
             if window.detail and not again and i == 0:
                 self._close_up.look(window, scope, tap, args, tensor, site, self._data)
             self._last = (
@@ -520,6 +526,14 @@ class Recorder:
             )  # to hold it would cost the user's step a fresh allocation
         if self._owner is not None and self._owner() is module:
             self._owner = None
+
+    def _hear(self, tap: Tap, found: Sequence[Tensor], output: Any) -> None:
+        """A module is called for the first time, or gives nothing to read."""
+        if not tap.heard:
+            tap.heard = True
+            self._unseen.called(tap.model, tap.name)
+        if not found:
+            self._unseen.nothing_to_read(tap.model, tap.name, output)
 
     # ------------------------------------------------------------------------------------------------ backward
 
@@ -556,7 +570,7 @@ class Recorder:
     def _keep_loss(self, losses: tuple[Tensor, ...]) -> None:
         if len(losses) == 1 and losses[0].numel() == 1 and not losses[0].is_meta:
             value, scale = losses[0].detach(), loss_scale(losses[0])
-            self._window.loss_scale = scale
+            self._window.keep_scale(self._pass, scale)
             if scale is not None:
                 value = value / scale
             self._window.losses.append(float(value) if value.device.type == "cpu" else value.clone())
@@ -645,7 +659,9 @@ class Recorder:
                 window.details["distinct"] = self._parameters.distinct()
             for watched in self.models:
                 watched.detach_taps()
-        if not self.schedule.records(self.step + 1):  # now: inside the next forward call it would be too late for that call
+        if not self.schedule.records(
+            self.step + 1
+        ):  # now: inside the next forward call it would be too late for that call
             self._set_eager(False)
             for watched in self.models:
                 watched.detach_entries()
