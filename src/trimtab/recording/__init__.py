@@ -5,6 +5,7 @@ from trimtab.recording.recorder import Recorder
 from trimtab.recording.schedule import Schedule
 from trimtab.recording.sites import call_name, split_call
 from trimtab.recording.store import Store
+from trimtab.recording.unseen import Unseen
 
 __all__ = [
     "COLUMNS",
@@ -16,6 +17,7 @@ __all__ = [
     "Site",
     "Store",
     "Units",
+    "Unseen",
     "call_name",
     "is_record",
     "split_call",
