@@ -19,7 +19,7 @@ OWN_LOSS = {"per_sample_gradients"}
 SITUATIONS_EVERY = {"generator_and_critic": 2}
 """Steps of optimizers in one of the run's."""
 
-WARNS = {"odd_outputs": "torch.quantize_per_tensor", "compiled_loss_and_step": ""}
+WARNS = {"odd_outputs": "torch.quantize_per_tensor", "compiled_loss_and_step": "", "compiled_autograd": ""}
 """Torch's own, of the plain run too."""
 
 

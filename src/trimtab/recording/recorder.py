@@ -347,6 +347,7 @@ class Recorder:
         """Write what the models and optimizers are, again whenever something has joined."""
         if (self.roster.changed or self._parameters.changed) and self._parameters.refresh():
             self.roster.changed = self._parameters.changed = False
+            self._unseen.changed = True
             self.store.facts(self.roster.facts(self._parameters.was_updated))
         if self._unseen.changed:
             self._unseen.changed = False

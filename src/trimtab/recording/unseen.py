@@ -69,7 +69,7 @@ class Sightings:
         self._called: set[tuple[int, str]] = set()
         self._modules: dict[int, dict[str, str]] = {}
         self._whole: dict[int, dict[What, str]] = {}
-        self.changed = False
+        self.changed = True
 
     def called(self, model: int, name: str) -> None:
         """A module has been called."""
