@@ -229,7 +229,7 @@ def _unseen(record: Record, view: View) -> tuple[str, ...]:
     places: dict[str, list[str]] = {}
     for place in record.unseen:
         matters = not place.name or place.reason == SCRIPTED
-        if place.reason in (BYPASSED, TRANSFORMED):
+        if place.name and place.reason in (BYPASSED, TRANSFORMED):
             matters = bool(record.models[place.model]["modules"].get(place.name, {}).get("parameters"))
         if matters and place.model in view.active:
             places.setdefault(place.reason, []).append(view.name(place.model, place.name))
