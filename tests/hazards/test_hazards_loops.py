@@ -121,9 +121,7 @@ def test_transformers_trainer(tmp_path):
     )  # fmt: skip
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
     with trimtab.watch(model, optimizer, every=1) as watch:
-        trainer = Trainer(
-            model, arguments, train_dataset=rows, eval_dataset=rows[:4], optimizers=(optimizer, schedule)
-        )
+        trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:4], optimizers=(optimizer, schedule))
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     record = watch.record
@@ -165,7 +163,9 @@ def test_what_a_generator_leaves_in_its_critic(clear):
                 check(record, name, kind, gradient, step=step, model=trained)
         if step:  # before its first step nobody knows that the other optimizer will ever step
             for kind in ("raw-gradient", "parameter-gradient"):
-                assert all(count(record, s.name, kind, step, idle) == 0 for s in record.of_kind(kind) if s.model == idle)
+                assert all(
+                    count(record, s.name, kind, step, idle) == 0 for s in record.of_kind(kind) if s.model == idle
+                )
 
 
 def test_parameters_of_an_optimizer_that_never_steps_keep_their_gradients():
