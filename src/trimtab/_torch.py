@@ -4,6 +4,7 @@
 - `torch.amp.GradScaler.scale`: it is wrapped while somebody listens, to know which scalers there are; `._scale`: the scale of one.
 - `torch._C._functorch.maybe_current_level`: None outside vmap, grad and jvp.
 - `torch._C._len_torch_dispatch_stack`: number of dispatch modes that see each operation (fake tensors, `make_fx`).
+- `torch._C._get_dispatch_mode`: whether a mode of torch's own (fake tensors, proxies) is at work.
 - `torch._C._is_tracing`: whether `torch.jit.trace` is writing operations down.
 - `torch.jit._recursive.create_script_module`: what scripts a module, with its hooks; it is wrapped while somebody listens.
 - `torch.cuda.is_current_stream_capturing`: whether a CUDA graph is being captured; it cannot be asked where CUDA is not in use.
@@ -43,10 +44,12 @@ __all__ = [
     "functorch_is_active",
     "has_global_hooks",
     "has_hooks",
+    "has_no_values",
     "hide_from_torchscript",
     "in_backward",
     "is_capturing",
     "is_compiled",
+    "is_faked",
     "is_replica",
     "is_traced",
     "keep_from_view",
@@ -86,6 +89,14 @@ def dispatch_mode_is_active() -> bool:
 def is_traced() -> bool:
     """Whether `torch.jit.trace` is writing down the operations of the calling thread."""
     return bool(torch._C._is_tracing())
+
+
+def is_faked() -> bool:
+    """Whether the operations of the calling thread give fake tensors, or are written down by `make_fx`: there are no values to read."""
+    keys = torch._C._TorchDispatchModeKey
+    return dispatch_mode_is_active() and any(
+        torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY)
+    )
 
 
 def is_capturing() -> bool:
@@ -161,7 +172,26 @@ class Handle:
             take_back()
 
 
+def _replaced(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Handle:
+    """Put a wrapper in a function's place; taking it back leaves alone what somebody else has put there since."""
+    before = getattr(owner, name)
+    ours = wrap(before)
+    setattr(owner, name, ours)
+
+    def put_back() -> None:
+        if getattr(owner, name) is ours:
+            setattr(owner, name, before)
+
+    return Handle(put_back)
+
+
 _hidden: list[type] = []
+_scripts = Handle(lambda: None)
+
+
+def has_no_values() -> bool:
+    """Whether what runs is only looked at by somebody: transformed, traced or faked."""
+    return functorch_is_active() or is_traced() or is_faked()
 
 
 def hide_from_torchscript(kind: type) -> Handle:
@@ -173,16 +203,15 @@ def hide_from_torchscript(kind: type) -> Handle:
     Returns:
         A handle with a `remove` method.
     """
-    recursive = torch.jit._recursive
+    global _scripts
     if not _hidden:
-        recursive.create_script_module = _without_hidden_hooks(recursive.create_script_module)
+        _scripts = _replaced(torch.jit._recursive, "create_script_module", _without_hidden_hooks)
     _hidden.append(kind)
 
     def show() -> None:
         _hidden.remove(kind)
         if not _hidden:
-            create = recursive.create_script_module
-            recursive.create_script_module = getattr(create, "__wrapped__", create)
+            _scripts.remove()
 
     return Handle(show)
 
@@ -210,6 +239,7 @@ def _without_hidden_hooks(create: Callable[..., Any]) -> Callable[..., Any]:
 
 _scalers: "weakref.WeakSet[torch.amp.GradScaler]" = weakref.WeakSet()
 _noticing = 0
+_scales = Handle(lambda: None)
 
 
 def notice_scalers() -> Handle:
@@ -218,17 +248,9 @@ def notice_scalers() -> Handle:
     Returns:
         A handle with a `remove` method.
     """
-    global _noticing
-    scaler = torch.amp.GradScaler
+    global _noticing, _scales
     if not _noticing:
-        scale = scaler.scale
-
-        @functools.wraps(scale)
-        def scale_and_tell(self: torch.amp.GradScaler, outputs: Any) -> Any:
-            _scalers.add(self)
-            return scale(self, outputs)
-
-        scaler.scale = scale_and_tell  # type: ignore[method-assign]
+        _scales = _replaced(torch.amp.GradScaler, "scale", _telling)
     _noticing += 1
 
     def forget() -> None:
@@ -236,9 +258,19 @@ def notice_scalers() -> Handle:
         _noticing -= 1
         if not _noticing:
             _scalers.clear()
-            scaler.scale = getattr(scaler.scale, "__wrapped__", scaler.scale)  # type: ignore[method-assign]
+            _scales.remove()
 
     return Handle(forget)
+
+
+def _telling(scale: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(scale)
+    def scale_and_tell(self: torch.amp.GradScaler, outputs: Any) -> Any:
+        if _noticing:
+            _scalers.add(self)
+        return scale(self, outputs)
+
+    return scale_and_tell
 
 
 def loss_scales() -> list[torch.Tensor]:
@@ -291,6 +323,9 @@ def weak_storage(tensor: torch.Tensor) -> StorageWeakRef | None:
 _stance: Any = None
 """What puts the compiler's stance back to the user's own, while ours is in its place."""
 
+_awaiting: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+"""Our wrapper of `torch.compile` and what it wraps, while no compiler has come."""
+
 _eager: set[int] = set()
 """Identities of those who want compiled code to run eagerly."""
 
@@ -335,8 +370,9 @@ def _excuse_running_graph() -> None:
 
 def _await_compiler() -> None:
     """Take our stance as soon as `torch.compile` brings the compiler into the process."""
+    global _awaiting
     original = torch.compile
-    if hasattr(original, "_trimtab_original"):
+    if _awaiting is not None:
         return
 
     @functools.wraps(original)
@@ -347,12 +383,15 @@ def _await_compiler() -> None:
             _take_stance(bool(_eager))
         return compiled
 
-    compile_and_take_stance._trimtab_original = original  # type: ignore[attr-defined]
+    _awaiting = (compile_and_take_stance, original)
     torch.compile = compile_and_take_stance
 
 
 def _stop_awaiting_compiler() -> None:
-    torch.compile = getattr(torch.compile, "_trimtab_original", torch.compile)
+    global _awaiting
+    if _awaiting is not None and torch.compile is _awaiting[0]:  # else somebody has put another wrapper around ours
+        torch.compile = _awaiting[1]
+    _awaiting = None
 
 
 def undisturbed(function: F) -> F:

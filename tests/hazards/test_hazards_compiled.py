@@ -187,3 +187,21 @@ def test_a_script_is_compiled_as_ever(shell, target):
     record = Record.open(shell.records[-1])
     assert count(record, "0", "gradient", 0) == 56
     assert record.step_count == 14
+
+
+def test_two_watches_of_compiled_models():
+    """Code runs eagerly as long as one of them records the step that comes, and as compiled again when both have ended."""
+    torch._dynamo.reset()
+    nets = Net(), Net()
+    optimizers = [torch.optim.SGD(net.parameters(), 0.05) for net in nets]
+    calls = [torch.compile(net, backend="eager", fullgraph=True) for net in nets]
+    with watching(nets[0], optimizers[0]) as dense, watching(nets[1], optimizers[1], every=5) as sparse:
+        for _ in range(16):
+            for call, optimizer in zip(calls, optimizers, strict=True):
+                optimizer.zero_grad()
+                call(torch.randn(8, 5)).sum().backward()
+                optimizer.step()
+    assert [count(record_of(dense), "a", "gradient", step) for step in range(16)] == [56] * 16
+    assert record_of(sparse).steps.tolist() == [*range(10), 10, 15]
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+    torch._dynamo.reset()

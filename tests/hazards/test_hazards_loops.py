@@ -98,7 +98,7 @@ def test_lightning(automatic):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_transformers_trainer(tmp_path):
     """Accumulation, clipping, evaluation and a checkpoint in the middle."""
-    from transformers import PreTrainedModel, PretrainedConfig, PrinterCallback, Trainer, TrainingArguments
+    from transformers import PretrainedConfig, PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
 
     class Model(PreTrainedModel):
         config_class = PretrainedConfig

@@ -182,10 +182,10 @@ def test_a_model_on_the_meta_device():
     assert record.unseen == [Unseen(0, "", "output", unseen.META)]
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:torch.ao.quantization:DeprecationWarning")
 def test_quantized_layers_are_seen_by_what_they_give():
-    float_net = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
-    with pytest.warns(DeprecationWarning):
-        quantized = torch.ao.quantization.quantize_dynamic(float_net[:2], {nn.Linear}, torch.qint8)
+    float_net = nn.Sequential(nn.Linear(5, 5), nn.ReLU())
+    quantized = torch.ao.quantization.quantize_dynamic(float_net, {nn.Linear}, torch.qint8)
     net = nn.Sequential(quantized, nn.Linear(5, 3))
     record = watched(net)
     assert count(record, "0.0", "output") == 16 * 5
@@ -229,7 +229,7 @@ def test_weights_of_somebody_else():
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     with watching(net, optimizer) as recorder:
         for _ in range(3):
-            for name, weight in weights.items():
+            for weight in weights.values():
                 weight.grad = None
             functional_call(net, weights, (x,)).square().mean().backward()
             for name, p in net.named_parameters():
@@ -311,4 +311,27 @@ def test_a_record_of_before_says_nothing(tmp_path):
     """A store without the fact, or without a step in full."""
     record = watched(Net())
     del record.facts["unseen"]
+    assert record.unseen == []
+
+
+def test_looks_that_other_tools_take():
+    """Export, symbolic tracing and fake tensors run the model's Python, but train nothing and have no values."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with watching(net, optimizer) as recorder:
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            torch.export.export(net, (x,))
+            torch.fx.symbolic_trace(net)
+            make_fx(net)(x)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                net(x)
+            loss.backward()
+            optimizer.step()
+    record = record_of(recorder)
+    assert [count(record, "a", "output", step) for step in range(2)] == [16 * 7] * 2
     assert record.unseen == []

@@ -420,3 +420,83 @@ def test_storage_weak_ref():
     assert held.expired()
     assert _torch.weak_storage(torch.ones(2, device="meta")) is None
     assert _torch.weak_storage(torch.ones(2).to_sparse()) is None
+
+
+def test_compiled_call_impl():
+    torch._dynamo.reset()
+    plain, in_place, wrapped = (torch.nn.Sequential(torch.nn.Linear(2, 2)) for _ in range(3))
+    in_place[0].compile(backend="eager")
+    wrapped[0] = torch.compile(wrapped[0], backend="eager")
+    assert [_torch.is_compiled(model) for model in (plain, in_place, wrapped)] == [False, True, True]
+
+
+def test_is_current_stream_capturing():
+    """Where CUDA is not in use there is nothing to ask: a build without it raises."""
+    assert not torch.cuda.is_initialized()
+    assert not _torch.is_capturing()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_create_script_module():
+    class Kind:
+        def __call__(self, *_):
+            pass
+
+    create, net = torch.jit._recursive.create_script_module, torch.nn.Linear(2, 2)
+    net.register_forward_hook(Kind())
+    net.register_forward_pre_hook(Kind())
+    before = list(net._forward_hooks), list(net._forward_pre_hooks)
+    with pytest.raises(AttributeError):
+        torch.jit.script(net)  # without hiding them
+    first, second = _torch.hide_from_torchscript(Kind), _torch.hide_from_torchscript(Kind)
+    torch.jit.script(net)
+    first.remove()
+    first.remove()
+    torch.jit.script(net)
+    assert before == (list(net._forward_hooks), list(net._forward_pre_hooks))
+    second.remove()
+    assert torch.jit._recursive.create_script_module is create
+
+
+def test_gradient_scalers():
+    real, one = torch.amp.GradScaler.scale, torch.ones(1)
+    first, second = _torch.notice_scalers(), _torch.notice_scalers()
+    scalers = [torch.amp.GradScaler("cpu", init_scale=7.0), torch.amp.GradScaler("cpu", enabled=False)]
+    assert _torch.loss_scales() == []
+    scaled = [scaler.scale(one).item() for scaler in scalers]
+    assert scaled == [7.0, 1.0]
+    assert [float(scale) for scale in _torch.loss_scales()] == [7.0]
+    first.remove()
+    assert torch.amp.GradScaler.scale is not real
+    del scalers
+    assert _torch.loss_scales() == []
+    second.remove()
+    assert torch.amp.GradScaler.scale is real
+
+
+def test_get_dispatch_mode():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    seen = [_torch.is_faked()]
+    with FakeTensorMode():
+        seen.append(_torch.is_faked())
+    make_fx(lambda x: seen.append(_torch.is_faked()) or x + 1)(torch.ones(2))
+    assert seen == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "take"),
+    [
+        (torch.amp.GradScaler, "scale", _torch.notice_scalers),
+        (torch.jit._recursive, "create_script_module", lambda: _torch.hide_from_torchscript(int)),
+    ],
+)
+def test_somebody_elses_patch_around_ours_stays_and_ours_does_nothing(owner, name, take):
+    real, handle = getattr(owner, name), take()
+    ours = getattr(owner, name)
+    theirs = functools.wraps(ours)(lambda *args: ours(*args))
+    setattr(owner, name, theirs)
+    handle.remove()
+    assert getattr(owner, name) is theirs
+    setattr(owner, name, real)

@@ -40,10 +40,10 @@ def innermost(optimizer: Optimizer) -> Optimizer:
         The optimizer itself where it is not wrapped.
     """
     inner = getattr(optimizer, "optimizer", None)
+    if not isinstance(inner, Optimizer) or inner is optimizer:
+        return optimizer
     hooks = vars(optimizer).get("_optimizer_step_pre_hooks")
-    if isinstance(inner, Optimizer) and (hooks is None or hooks is inner._optimizer_step_pre_hooks):
-        return innermost(inner)
-    return optimizer
+    return inner if hooks is None or hooks is inner._optimizer_step_pre_hooks else optimizer
 
 
 def attach(listener: StepListener, optimizer: Optimizer) -> list[Any]:

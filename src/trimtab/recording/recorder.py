@@ -400,7 +400,7 @@ class Recorder:
         elif _torch.in_backward():
             self._unseen.note(entry.model, "output", unseen.RECOMPUTED)
         else:
-            return _torch.is_traced()
+            return _torch.has_no_values()
         return True
 
     def ended(self, end: End) -> None:
@@ -487,7 +487,7 @@ class Recorder:
     def left(self, tap: Tap, args: tuple[Any, ...], output: Any) -> None:
         """A tapped module has run: measure its output and wait for the gradient."""
         window = self._window
-        if not window.recording or not self._running or _torch.functorch_is_active() or _torch.is_traced():
+        if not window.recording or not self._running or _torch.has_no_values():
             return
         module = tap.module()
         if module is not None:
