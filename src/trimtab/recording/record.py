@@ -284,7 +284,7 @@ class Record:
         optimizers: list[dict[str, Any]] = self.facts.get("optimizers", [])
         return optimizers
 
-    @property
+    @cached_property
     def unseen(self) -> list[Unseen]:
         """What of the models could not be seen at any recorded step, and why."""
         return unseen(self)

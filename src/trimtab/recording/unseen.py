@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 from torch import nn
 
 from trimtab._torch import is_compiled
@@ -41,6 +42,10 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 """Modules that nobody calls."""
 
 
+SHOWN_BY: dict[What, str] = {"gradient": "gradient", "parameter": "parameter-gradient", "step": ""}
+"""Kind of reading by which a model shows that it was seen all the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unseen:
     """A place that could not be seen at any recorded step.
@@ -69,6 +74,7 @@ class Sightings:
         self._called: set[tuple[int, str]] = set()
         self._modules: dict[int, dict[str, str]] = {}
         self._whole: dict[int, dict[What, str]] = {}
+        self._told: dict[str, Any] = {}
         self.changed = True
 
     def called(self, model: int, name: str) -> None:
@@ -97,24 +103,23 @@ class Sightings:
             models: The watched models.
 
         Returns:
-            By the index of each active model: "silent", modules that were never called, with what is known of why; "modules", those
+            By the index of each model (of one that the user has let go of, what was last known): "silent", modules that were never called, with what is known of why; "modules", those
             whose output could not be read, with why; "whole", reasons for all of it; whether anything was "called"; and whether
             any of it is "compiled".
         """
-        found: dict[str, Any] = {}
         for watched in models:
             index, model = watched.index, watched.model
-            if watched.active and model is not None:
+            if model is not None:
                 called = {name for other, name in self._called if other == index}
                 expected = {name: reason for name, reason in _expected(watched) if name not in called}
-                found[str(index)] = {
+                self._told[str(index)] = {
                     "silent": expected | dict.fromkeys(scripted_modules(model), SCRIPTED),
                     "modules": self._modules.get(index, {}),
                     "whole": self._whole.get(index, {}),
                     "called": bool(called),
                     "compiled": is_compiled(model),
                 }
-        return found
+        return self._told
 
 
 def _why(output: Any) -> str:
@@ -151,12 +156,14 @@ def unseen(record: "Record") -> list[Unseen]:
         The places, those of each model together. A model of which nothing was seen, or whose steps, is one place.
     """
     noted: dict[str, Any] = record.facts.get("unseen", {}) if len(record.steps) else {}
-    seen = {(site.model, site.kind, site.name) for site in record.sites if len(record.series(site))}
+    read = np.any((record.readings[:, :, 0] > 0) | (record.readings[:, :, 6] > 0), axis=0).tolist()
+    seen = {(site.model, site.kind, site.name) for site in record.sites if read[site.index]}
     found: list[Unseen] = []
     for key, notes in noted.items():
-        model, parameters = int(key), record.models[int(key)]["parameters"]
-        whole: dict[What, str] = dict(notes["whole"])
-        if not whole and not any(facts["optimized"] for facts in parameters.values()):
+        model, known = int(key), record.models[int(key)]
+        parameters, whole = known["parameters"], notes["whole"]
+        trained = any(facts["optimized"] for facts in parameters.values())
+        if not known.get("active", True) or not (whole or trained):
             continue  # nobody trains it
         outputs = {name for other, kind, name in seen if (other, kind) == (model, "output")}
         if not outputs:
@@ -169,7 +176,7 @@ def unseen(record: "Record") -> list[Unseen]:
             found += [Unseen(model, name, "output", reason) for name, reason in notes["modules"].items()]
             found = [place for place in found if place.model != model or place.name not in outputs]
         kinds = {kind for other, kind, _ in seen if other == model}
-        for what, kind in (("gradient", "gradient"), ("parameter", "parameter-gradient"), ("step", "")):
+        for what, kind in SHOWN_BY.items():
             if what in whole and kind not in kinds:
                 found.append(Unseen(model, "", what, whole[what]))
     return found
