@@ -6,6 +6,7 @@ from trimtab.recording.recorder import Recorder
 from trimtab.recording.schedule import Schedule
 from trimtab.recording.sites import call_name, split_call
 from trimtab.recording.store import Store
+from trimtab.recording.unseen import Unseen
 
 __all__ = [
     "COLUMNS",
@@ -17,6 +18,7 @@ __all__ = [
     "Site",
     "Store",
     "Units",
+    "Unseen",
     "call_name",
     "class_name",
     "is_record",

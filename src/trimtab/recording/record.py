@@ -12,6 +12,7 @@ import numpy as np
 
 from trimtab.errors import RecordError
 from trimtab.recording.store import APPLICATION_ID, FORMAT, Store, from_disk
+from trimtab.recording.unseen import Unseen, unseen
 
 Kind: TypeAlias = Literal[
     "input",
@@ -282,6 +283,11 @@ class Record:
         """Facts of each optimizer."""
         optimizers: list[dict[str, Any]] = self.facts.get("optimizers", [])
         return optimizers
+
+    @cached_property
+    def unseen(self) -> list[Unseen]:
+        """What of the models could not be seen at any recorded step, and why."""
+        return unseen(self)
 
     @property
     def finished(self) -> bool:

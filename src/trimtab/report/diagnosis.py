@@ -21,7 +21,8 @@ class RunFacts:
         last_loss: Mean loss of the last steps, None when no loss was seen.
         watching: Share of the run's time that watching took, None when it was not measured.
         record: Path of the record, None when it was kept in memory.
-        unseen: What could not be seen, each with its reason.
+        unseen: What could not be seen and matters, in words: one line a reason.
+        unseen_sites: Every place that could not be seen: "model" (its index), "name", "what" and "reason".
         finished: Whether the run had ended when it was diagnosed.
     """
 
@@ -35,6 +36,7 @@ class RunFacts:
     watching: float | None = None
     record: str | None = None
     unseen: tuple[str, ...] = ()
+    unseen_sites: tuple[dict[str, Any], ...] = ()
     finished: bool = True
 
 
