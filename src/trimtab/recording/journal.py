@@ -34,8 +34,8 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run began."""
-        return time.perf_counter() - self._began
+        """Seconds since the run began; those between two sessions do not count."""
+        return self._store.past.seconds + time.perf_counter() - self._began
 
     def log(self, step: int, name: str, value: float | Tensor) -> None:
         """Keep a number of the user's; a tensor stays on its device until it is written."""

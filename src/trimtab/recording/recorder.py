@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab import _torch
-from trimtab.errors import UsageError
-from trimtab.recording import batch_statistics, clock, details
+from trimtab.errors import RecordError, UsageError
+from trimtab.recording import batch_statistics, clock, details, sessions
 from trimtab.recording.attention import attentions
 from trimtab.recording.broadcasting import broadcasts
 from trimtab.recording.clearing import Clearing
@@ -109,8 +109,8 @@ class Recorder:
         self.roster = Roster()
         self.on_step: Callable[[int], None] | None = None
         self.fault: Exception | None = None
-        self.spent = 0.0
-        self._sites = SiteTable()
+        self.spent = store.past.spent
+        self._sites = SiteTable(store.past.sites)
         self._tape = Tape()
         self._journal = Journal(store, self._sites, self._tape)
         self._parameters = ParameterReader(self.models, self._sites, self._tape)
@@ -135,8 +135,9 @@ class Recorder:
         self._batch: Any = None
         self._fed = Fed()
         self._data = Fed()
-        self._seat = Seat(board)
-        self.step = 0
+        self._joined = False
+        self._seat = Seat(None if store.past.facts else board)  # what was foretold holds for the first step
+        self.step = store.past.step
         self._window = self._open()
         self._ear = Ear(self)
         weakref.finalize(self, let_go, self._ear, self.models, self._handles, self._leaf_handles).atexit = False
@@ -168,7 +169,8 @@ class Recorder:
                 recorder._stepped_elsewhere(optimizer)
 
         self._handles.append(register_optimizer_step_post_hook(foreign))
-        self.store.facts({"name": self.name, "schedule": self.schedule.every, "began": time.time(), "pid": os.getpid()})
+        if not self.store.past.facts:
+            self._join()
         if self._window.recording:
             self._listen()
         return self
@@ -195,7 +197,7 @@ class Recorder:
             else:
                 self._lost += sum(not math.isfinite(loss) for loss in self._window.losses)
             self._journal.flush()
-            if self.step:
+            if self.step > self.store.past.step:
                 self._describe()
             self.store.facts({
                 "ended": time.time(),
@@ -225,6 +227,30 @@ class Recorder:
                 warnings.warn(f"trimtab stopped watching: {what}", RuntimeWarning, stacklevel=2)
             except RuntimeWarning as warning:  # the user's program makes errors of warnings
                 print(f"{warning}", file=sys.stderr)
+
+    def check_models(self) -> None:
+        """Refuse to go on with the record of another model.
+
+        Raises:
+            RecordError: It has parameters of other names or shapes.
+        """
+        before = self.store.past.facts.get("models")
+        if before:
+            found = sessions.difference(before, self.roster.facts(self._parameters.was_updated)["models"])
+            if found:
+                raise RecordError(
+                    f"cannot resume {self.store.path}: it is the record of another model ({found}); nothing was written to it"
+                )
+
+    def _join(self) -> None:
+        """The session begins: at once in a new record, at the end of its first step in one that is resumed."""
+        self._joined = True
+        if self.store.past.facts:
+            self.check_models()
+            self.store.join()
+        else:
+            self.store.facts({"name": self.name, "schedule": self.schedule.every, "began": time.time()})
+        self.store.facts(sessions.opened(self.store.past))
 
     def _note(self, facts: dict[str, Any]) -> None:
         """Put facts into the record, if it can be written at all."""
@@ -313,6 +339,8 @@ class Recorder:
         window = self._window
         self._took_turns = window.optimizers
         self._last = None
+        if not self._joined:
+            self._join()
         take_hooks_off((), self._leaf_handles)
         self._close_up.clear()
         self._owner = None
