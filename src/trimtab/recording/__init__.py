@@ -4,9 +4,10 @@ from trimtab.recording.record import COLUMNS, Kind, Record, Series, Site, Units,
 from trimtab.recording.recorder import Recorder
 from trimtab.recording.schedule import Schedule
 from trimtab.recording.sites import call_name, split_call
-from trimtab.recording.store import Store
+from trimtab.recording.store import BUDGET, Store, bytes_of
 
 __all__ = [
+    "BUDGET",
     "COLUMNS",
     "Kind",
     "Record",
@@ -16,6 +17,7 @@ __all__ = [
     "Site",
     "Store",
     "Units",
+    "bytes_of",
     "call_name",
     "is_record",
     "split_call",

@@ -125,6 +125,7 @@ class Recorder:
         self._active = False
         self._stepped = False
         self._told = -1
+        self._end: Exception | None = None
         self._lost = 0
         self._took_turns = 0
         self._running = False
@@ -153,6 +154,11 @@ class Recorder:
     def passes(self) -> int:
         """Backward passes seen so far."""
         return self._pass
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began."""
+        return self._journal.seconds
 
     def start(self) -> "Recorder":
         """Begin to listen."""
@@ -216,7 +222,16 @@ class Recorder:
         self._set_eager(False)
 
     def fail(self, error: Exception) -> None:
-        """Switch off after a fault of trimtab's own: one warning, and the user's run goes on."""
+        """Switch off after a fault of trimtab's own: one warning, and the user's run goes on.
+
+        Args:
+            error: What went wrong.
+
+        Raises:
+            Exception: It is no fault, but what `on_step` raised to end the run.
+        """
+        if error is self._end:
+            raise error
         if self.fault is None:
             self.fault = error
             self._running = False
@@ -628,7 +643,11 @@ class Recorder:
     def _tell(self, step: int) -> None:
         if self.on_step is not None and step > self._told:
             self._told = step
-            self.on_step(step)
+            try:
+                self.on_step(step)
+            except Exception as error:
+                self._end = error
+                raise
 
     @_timed
     def _finish_step(self, optimizer: Optimizer) -> None:

@@ -27,6 +27,9 @@ MEGABYTE = 1_000_000
 BUDGET = 200.0
 """Megabytes that a record may take where nobody says otherwise."""
 
+PAGE = 8192
+"""Bytes of a page: a row of readings has some kilobytes, and what it leaves of a page is lost."""
+
 PATIENCE = 2.0
 """Seconds that a write waits for another program that has the file locked."""
 
@@ -133,6 +136,7 @@ class Store:
             )
             self.connection.execute("PRAGMA synchronous = OFF")  # a killed process loses nothing; only a power cut may
             if not resuming:
+                self.connection.execute(f"PRAGMA page_size = {PAGE}")
                 self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 self.connection.execute(f"PRAGMA user_version = {FORMAT}")
                 self.connection.executescript(SCHEMA)

@@ -5,6 +5,7 @@ length of the stretches alone and not on when thinning happened. Steps of optimi
 written anew, since SQLite does not join pages that are half empty.
 """
 
+import math
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -145,7 +146,7 @@ class Thinning:
         while self.used(connection) + more > AFTER * self.budget and len(tried) < len(KINDS):
             room = {name: _number(connection, kind.room) for name, kind in KINDS.items() if name not in tried}
             name = max(room, key=room.__getitem__)
-            gap = self.gaps[name]
+            gap = max(self.gaps[name], _usual_gap(connection, name, ends["last"]))
             while not (removed := self._thin(connection, name, gap, room[name], ends, keep)) and gap <= ends["last"]:
                 gap *= 2
             if removed:
@@ -200,6 +201,12 @@ class Thinning:
                 raise
             low = high
         return removed
+
+
+def _usual_gap(connection: sqlite3.Connection, name: str, last: int) -> int:
+    """The largest power of two that is no longer than the mean distance between rows: shorter stretches hold one row each."""
+    rows = _number(connection, f"SELECT count(*) FROM {KINDS[name].source}")
+    return int(2 ** max(math.floor(math.log2(last / rows)), 0)) if rows and last else 1
 
 
 def _thin_piece(
