@@ -21,7 +21,7 @@ class UsageError(TrimtabError):
     """A command was called with something it cannot use."""
 
 
-class RunStopped(TrimtabError):
+class RunStopped(TrimtabError):  # noqa: N818 (it ends a run on purpose, as KeyboardInterrupt does)
     """A watched run is stopped for what was found in it (`on_finding="stop"`); the `with` block of its watch ends there."""
 
 

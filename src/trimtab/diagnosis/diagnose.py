@@ -14,6 +14,7 @@ from trimtab.diagnosis.conditioning import modes
 from trimtab.diagnosis.confidence import is_root, weighed
 from trimtab.diagnosis.evaluation import losses_by_mode
 from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.history import history
 from trimtab.diagnosis.kinship import strangers
 from trimtab.diagnosis.rules import RULES
 from trimtab.diagnosis.view import View
@@ -203,6 +204,7 @@ def facts_of(record: Record, view: View) -> RunFacts:
         record=None if record.path is None else str(record.path),
         unseen=_unseen(record, view),
         finished=record.finished,
+        history=history(record),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from trimtab.errors import RecordError
+from trimtab.recording.sessions import writer_runs
 from trimtab.recording.store import APPLICATION_ID, FORMAT, Store, from_disk
 
 Kind: TypeAlias = Literal[
@@ -320,6 +321,11 @@ class Record:
     def finished(self) -> bool:
         """Whether the run has ended (or the watch was closed)."""
         return "ended" in self.facts
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the process that wrote it has ended without closing it: it was killed."""
+        return not self.finished and writer_runs(self.facts) is False
 
     @property
     def step_count(self) -> int:

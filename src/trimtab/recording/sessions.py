@@ -79,7 +79,7 @@ def past(path: Path | None, resume: bool | int, marks: tuple[int, int]) -> Past:
             connection.close()
     except (sqlite3.Error, ValueError, TypeError) as error:
         raise RecordError(f"cannot resume {path}: it is no record of trimtab, or damaged ({error})") from error
-    if _is_being_written(path, facts):
+    if facts.get("pid") != os.getpid() and writer_runs(facts):
         raise RecordError(
             f"cannot resume {path}: the run that writes it (process {facts['pid']}) has not ended; wait for it or end it"
         )
@@ -97,23 +97,37 @@ def past(path: Path | None, resume: bool | int, marks: tuple[int, int]) -> Past:
     )
 
 
-def _is_being_written(path: Path, facts: dict[str, Any]) -> bool:
-    """Whether the process that wrote a record last, and never ended it, still runs; another one may have its number by now."""
+def writer_runs(facts: dict[str, Any]) -> bool | None:
+    """Whether the process that wrote a record last, and never ended it, still runs.
+
+    Args:
+        facts: The record's facts.
+
+    Returns:
+        None where that cannot be told: a process of another machine, or none that is known.
+    """
     pid = facts.get("pid")
-    if "ended" in facts or not isinstance(pid, int) or facts.get("host", platform.node()) != platform.node():
+    if "ended" in facts:
         return False
+    if not isinstance(pid, int) or facts.get("host") != platform.node():
+        return None
     if pid == os.getpid():
-        return False  # a watch that was let go
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:  # it runs, and is another user's
         pass
+    return _born(pid) == facts.get("born")  # else another program has its number by now
+
+
+def _born(pid: int) -> str | None:
+    """When a process began, in ticks since the machine did; None where the system has no such file."""
     try:
-        return os.stat(f"/proc/{pid}").st_mtime <= path.stat().st_mtime
-    except OSError:  # no such folder on this system
-        return True
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def cut(connection: sqlite3.Connection, path: Path | None, past: Past) -> None:
@@ -142,10 +156,11 @@ def opened(past: Past) -> dict[str, Any]:
         past: What there was before.
 
     Returns:
-        "sessions" with this one as the last, "pid" and "host".
+        "sessions" with this one as the last, and whose they are: "pid", "host" and "born".
     """
     session = {"began": time.time(), "first": past.step, "replaced": past.replaced}
-    return {"sessions": [*past.sessions, session], "pid": os.getpid(), "host": platform.node()}
+    pid = os.getpid()
+    return {"sessions": [*past.sessions, session], "pid": pid, "host": platform.node(), "born": _born(pid)}
 
 
 def difference(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:

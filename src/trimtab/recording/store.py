@@ -10,6 +10,7 @@ import math
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,9 @@ def bytes_of(budget: float | None) -> int | None:
     return None if budget == float("inf") else int(budget * MEGABYTE)
 
 
+_open: "weakref.WeakSet[Store]" = weakref.WeakSet()
+
+
 class Store:
     """One record open for writing. Every call may come from another thread than the last.
 
@@ -122,8 +126,14 @@ class Store:
         self._thinning = None if size is None else Thinning(size)
         resuming = resume is not False
         if resuming:
+            if self.path is not None and any(other.writes(self.path) for other in _open):
+                raise RecordError(
+                    f"cannot resume {self.path}: another watch of this process writes it; close that one first"
+                )
             self.past = sessions.past(self.path, resume, (APPLICATION_ID, FORMAT))
-        elif self.path is not None and self.path.exists() and not (self.path.is_file() and not self.path.stat().st_size):
+        elif (
+            self.path is not None and self.path.exists() and not (self.path.is_file() and not self.path.stat().st_size)
+        ):
             raise RecordError(
                 f"store must name a new file, but {self.path} exists already: choose another name or remove it"
             )
@@ -145,6 +155,11 @@ class Store:
             raise RecordError(
                 f"cannot write the record to {self.path}: {error}; choose another place with store="
             ) from error
+        _open.add(self)
+
+    def writes(self, path: Path) -> bool:
+        """Whether this store has that file open."""
+        return self.path is not None and self.path.exists() and path.exists() and self.path.samefile(path)
 
     def _prepare(self) -> None:
         """Get the file ready to be written."""
@@ -217,7 +232,10 @@ class Store:
             readings = b"" if step is None else to_disk(step[3])
             details = [(s, key, json.dumps(v)) for s, key, v in details]
             if step is not None and not self._has_room(
-                len(readings) + 64 * len(units) + sum(len(b) + 64 for _, _, b in blocks) + sum(len(v) for _, _, v in details)
+                len(readings)
+                + 64 * len(units)
+                + sum(len(b) + 64 for _, _, b in blocks)
+                + sum(len(v) for _, _, v in details)
             ):
                 step, units, blocks, details = None, [], [], []
             run = self.connection.executemany
@@ -276,6 +294,7 @@ class Store:
 
     def close(self) -> None:
         """Close the file; a record in memory stays readable as long as its connection is held."""
+        _open.discard(self)
         if self.path is not None and os.getpid() == self._pid:
             with self._lock:
                 with contextlib.suppress(sqlite3.Error):  # a reader has it open, or it is closed already

@@ -58,7 +58,9 @@ class Kind:
 
 def _finite(column: str) -> str:
     """SQL: whether a number is missing (0), finite (1) or not (2; NaN is stored as a word)."""
-    return f"CASE WHEN {column} IS NULL THEN 0 WHEN typeof({column}) = 'text' OR abs({column}) >= 9e999 THEN 2 ELSE 1 END"
+    return (
+        f"CASE WHEN {column} IS NULL THEN 0 WHEN typeof({column}) = 'text' OR abs({column}) >= 9e999 THEN 2 ELSE 1 END"
+    )
 
 
 KINDS = {
@@ -178,14 +180,11 @@ class Thinning:
         ends: dict[str, int],
         keep: dict[str, set[int]],
     ) -> int:
-        """Keep one row of each stretch, and what is to stay in any case; how many steps or numbers are gone.
-
-        A few at a time: neither a reader nor the log beside the file nor memory has to hold more.
-        """
+        """Keep one row of each stretch, and what is to stay in any case; how many steps or numbers are gone."""
         kind, removed = KINDS[name], 0
         rows = _number(connection, f"SELECT count(*) FROM {kind.source}")
         few = max(int(rows * self.budget / 64 / max(room, 1)), 1)
-        low: int | None = 0
+        low: int | None = 0  # a few at a time: neither a reader nor the log beside the file nor memory has to hold more
         while low is not None:
             following = connection.execute(
                 f"SELECT step FROM {kind.source} WHERE step >= ? ORDER BY step LIMIT 1 OFFSET ?", (low, few)
@@ -260,7 +259,9 @@ def _around(connection: sqlite3.Connection, table: str, step: int, wide: bool) -
     if wide:
         query = f"SELECT step FROM {table} WHERE step BETWEEN {step - BEFORE} AND {step + BEHIND}"
         return {row[0] for row in connection.execute(query)}
-    query = f"SELECT max(step) FROM {table} WHERE step <= {step} UNION SELECT min(step) FROM {table} WHERE step >= {step}"
+    query = (
+        f"SELECT max(step) FROM {table} WHERE step <= {step} UNION SELECT min(step) FROM {table} WHERE step >= {step}"
+    )
     return {row[0] for row in connection.execute(query) if row[0] is not None}
 
 

@@ -23,6 +23,7 @@ class RunFacts:
         record: Path of the record, None when it was kept in memory.
         unseen: What could not be seen, each with its reason.
         finished: Whether the run had ended when it was diagnosed.
+        history: What has happened to its record: thinned, resumed, left behind by a process that was killed.
     """
 
     name: str = ""
@@ -36,6 +37,7 @@ class RunFacts:
     record: str | None = None
     unseen: tuple[str, ...] = ()
     finished: bool = True
+    history: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

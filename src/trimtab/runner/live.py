@@ -183,4 +183,10 @@ class Stopper:
 def reason(finding: Finding, step: int) -> str:
     """Why a run was stopped, in one line."""
     where = ", ".join(finding.where[:3])
-    return say("stopped at step {step} for {code} at {where}: {summary}", step=step, code=finding.code, where=where, summary=finding.summary)
+    return say(
+        "stopped at step {step} for {code} at {where}: {summary}",
+        step=step,
+        code=finding.code,
+        where=where,
+        summary=finding.summary,
+    )

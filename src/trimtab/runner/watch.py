@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trimtab.diagnosis import diagnose
 from trimtab._messages import say
+from trimtab.diagnosis import diagnose
 from trimtab.errors import RunStopped, UsageError
 from trimtab.prediction.riding import Ride
 from trimtab.recording import BUDGET, Record, Recorder, Schedule, Store
