@@ -34,6 +34,9 @@ PAGE = 8192
 PATIENCE = 2.0
 """Seconds that a write waits for another program that has the file locked."""
 
+WAITING = 100_000
+"""Losses and logged numbers that wait in memory while a reader keeps the file from being written within its budget."""
+
 MOST_OF_FILE = 0.9
 """Share of the budget that the file itself may take at most; the rest is for the log beside it."""
 
@@ -122,6 +125,8 @@ class Store:
         self.broke: int | None = None
         self.past = sessions.Past()
         self._lock = threading.RLock()
+        self._losses: list[tuple[int, float | None, float | None, int]] = []
+        self._logged: list[tuple[int, str, float]] = []
         self._pid = os.getpid()  # a forked process has the connection too, but SQLite forbids its use there
         self._thinning = None if size is None else Thinning(size)
         resuming = resume is not False
@@ -238,6 +243,9 @@ class Store:
                 + sum(len(v) for _, _, v in details)
             ):
                 step, units, blocks, details = None, [], [], []
+            if not sites and step is None and self._waits(losses, logged):
+                return
+            losses, logged = [*self._losses, *losses], [*self._logged, *logged]
             run = self.connection.executemany
             self.connection.execute("BEGIN")
             try:
@@ -258,10 +266,19 @@ class Store:
                         (number, seconds, json.dumps(info), readings),
                     )
                 self.connection.execute("COMMIT")
+                self._losses, self._logged = [], []
             except BaseException:
                 if self.connection.in_transaction:  # SQLite itself may have ended it: a full disk
                     self.connection.execute("ROLLBACK")
                 raise
+
+    def _waits(self, losses: list[tuple[int, float | None, float | None, int]], logged: Iterable[Any]) -> bool:
+        """Whether losses and logged numbers wait in memory: as long as the file has outgrown its budget, and there are not too many."""
+        if not self._is_overgrown(0) or len(self._losses) + len(self._logged) > WAITING:
+            return False
+        self._losses += losses
+        self._logged += logged
+        return True
 
     def _has_room(self, more: int) -> bool:
         """Make room for so many bytes; False where there is none to be made."""
@@ -298,6 +315,11 @@ class Store:
         if self.path is not None and os.getpid() == self._pid:
             with self._lock:
                 with contextlib.suppress(sqlite3.Error):  # a reader has it open, or it is closed already
+                    if self._losses or self._logged:
+                        self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                        self._thinning, losses, logged = None, self._losses, self._logged
+                        self._losses, self._logged = [], []
+                        self.commit(losses=losses, logged=logged)
                     if self.connection.in_transaction:  # a signal has come in the middle of it
                         self.connection.execute("ROLLBACK")
                     if self._joined:
