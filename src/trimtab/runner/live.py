@@ -24,6 +24,19 @@ FIRST = 10
 """Recorded steps before the first look: fewer show what a start looks like, and not what becomes of it."""
 
 
+def check_every(every: int | None) -> None:
+    """Refuse a distance between looks that is none.
+
+    Args:
+        every: Recorded steps, or None.
+
+    Raises:
+        ValueError: It is not a whole number of at least 1.
+    """
+    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        raise ValueError(f"diagnose_every must be a whole number of recorded steps, at least 1, not {every!r}")
+
+
 class Live:
     """Looks at a run's record while it is written.
 
@@ -50,8 +63,7 @@ class Live:
         severity: str = "warning",
         ignore: Sequence[str] = (),
     ) -> None:
-        if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
-            raise ValueError(f"diagnose_every must be a whole number of recorded steps, at least 1, not {every!r}")
+        check_every(every)
         self.recorder = recorder
         self.looks = 0
         self.spent = 0.0

@@ -17,7 +17,7 @@ from trimtab.prediction.riding import Ride
 from trimtab.recording import BUDGET, Record, Recorder, Schedule, Store
 from trimtab.report import Diagnosis, Finding
 from trimtab.runner.discovery import variable
-from trimtab.runner.live import Live, Stopper, telling
+from trimtab.runner.live import Live, Stopper, check_every, telling
 from trimtab.runner.signals import interrupts_wait
 
 T = TypeVar("T", nn.Module, Optimizer)
@@ -62,6 +62,9 @@ class Watch:
         schedule = Schedule(every)
         if on_finding is not None and on_finding != "stop" and not callable(on_finding):
             raise TypeError(f'on_finding must be a function of a finding, or "stop", not {on_finding!r}')
+        if on_finding is None and diagnose_every is not None:
+            raise ValueError("diagnose_every says how often to look, but nobody is told: give on_finding as well")
+        check_every(diagnose_every)
         self._store = Store(store, budget=budget, resume=resume)
         self._store.telling = telling(self._store)
         self._recorder = Recorder(self._store, schedule, name or type(models[0]).__name__, Ride)
