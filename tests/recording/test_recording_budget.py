@@ -1,6 +1,10 @@
 """A record within its budget: the file stays below it at every moment, what is left lies evenly, and what matters is kept."""
 
+import os
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,14 +16,24 @@ from trimtab.recording.store import size_of
 from trimtab.recording.thinning import FIRST, LAST
 
 SITES = 40
-INFO = {"passes": 1, "optimizers": 1, "uncleared": [], "training": True, "rates": [[0.1]], "loss_scale": 1.0, "sampled": []}
+INFO = {
+    "passes": 1,
+    "optimizers": 1,
+    "uncleared": [],
+    "training": True,
+    "rates": [[0.1]],
+    "loss_scale": 1.0,
+    "sampled": [],
+}
 
 
 def loss_of(step):
     return {5000: float("nan"), 5001: float("inf"), 7000: 99.0, 7001: -99.0}.get(step, 1.0 + 0.1 * np.sin(step))
 
 
-def fill(store, steps, every=1, optimizers=lambda step: 1, details=lambda step: step < 8 or step % 500 == 0, watch=None):
+def fill(
+    store, steps, every=1, optimizers=lambda step: 1, details=lambda step: step < 8 or step % 500 == 0, watch=None
+):
     """Write steps as a recorder would: every loss, and every so many steps the readings, which hold the step's number."""
     losses, sites = [], [(i, 0, f"m{i}", "output") for i in range(SITES)]
     for step in range(steps):
@@ -45,7 +59,7 @@ def fill(store, steps, every=1, optimizers=lambda step: 1, details=lambda step: 
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """20,000 steps in one megabyte, which would take thirty; the record, its file's largest size and its path."""
+    """12,000 steps in one megabyte, which would take seventeen; the record, its file's largest size and its path."""
     path = tmp_path_factory.mktemp("budget") / "a.db"
     sizes = []
     store = fill(Store(path, budget=1), 12_000, watch=lambda step: sizes.append(size_of(path)))
@@ -209,13 +223,26 @@ def test_a_recorder_within_its_budget_has_no_fault_and_the_readings_of_the_last_
     recorder.add_model(net)
     recorder.add_optimizer(optimizer)
     recorder.start()
-    for _ in range(1200):
+    resident = []
+    for step in range(2400):
+        if step >= 800 and step % 100 == 0:
+            resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
         optimizer.zero_grad()
         net(torch.randn(8, 5)).square().mean().backward()
         optimizer.step()
     recorder.close()
     assert recorder.fault is None
     record = record_of(recorder)
-    assert record.step_count == 1200
-    assert record.steps[-1] == 1199
+    assert max(resident) - resident[0] < 5  # MiB, while a record of eight megabytes was written
+    assert record.step_count == 2400
+    assert record.steps[-1] == 2399
     assert record.facts["thinned"]["removed"]["steps"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--budget", "1"], ["--budget", "200"], ["--in-memory"]])
+def test_a_soak(options):
+    """200,000 steps: memory flat within 5 MiB, the file within its budget."""
+    script = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+    done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

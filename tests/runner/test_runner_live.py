@@ -177,7 +177,9 @@ def test_arguments_that_make_no_sense(options, kind, tmp_path):
 
 
 def test_a_script_is_stopped_with_its_report_and_status_1(shell, net):
-    shell.write("s.py", net, "model[0].bias.data.fill_(-100)\nprint('begins', flush=True)\ntrain(3000)\nprint('trained')")
+    shell.write(
+        "s.py", net, "model[0].bias.data.fill_(-100)\nprint('begins', flush=True)\ntrain(3000)\nprint('trained')"
+    )
     done = shell.trimtab("run", "--every", "1", "--stop-on", "error", "--diagnose-every", "5", "s.py")
     assert (done.status, done.out) == (1, "begins\n")
     assert "trimtab: stopped at step" in done.err

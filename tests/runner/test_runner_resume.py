@@ -64,7 +64,9 @@ def test_another_model_is_refused_and_nothing_is_changed(tmp_path):
     path = tmp_path / "a.db"
     session(path, 5)
     before = path.read_bytes()
-    with pytest.raises(trimtab.RecordError, match=r"the record of another model \(0.weight is of shape \(8, 4\) there and"):
+    with pytest.raises(
+        trimtab.RecordError, match=r"the record of another model \(0.weight is of shape \(8, 4\) there and"
+    ):
         session(path, 5, width=9, resume=True)
     with pytest.raises(trimtab.RecordError, match="another model"):
         session(path, 5, width=9, resume=2)
