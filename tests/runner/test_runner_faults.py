@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_run(tmp_path):
     folder = tmp_path / "file"
     folder.write_text("not a folder")
     run = Run()
-    with pytest.raises(trimtab.RecordError, match="cannot write the record to .*choose another place"):
+    with pytest.raises(trimtab.RecordError, match=r"cannot write the record to .*choose another place"):
         trimtab.watch(run.model, run.optimizer, store=folder / "a.db")
     run.train(2)
 

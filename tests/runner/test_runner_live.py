@@ -115,7 +115,7 @@ def test_a_plain_watch_raises_at_each_further_step():
     run = dead()
     watch = trimtab.watch(run.model, run.optimizer, every=1, on_finding="stop", diagnose_every=4)
     for _ in range(2):
-        with pytest.raises(trimtab.RunStopped, match="stopped at step .* for "):
+        with pytest.raises(trimtab.RunStopped, match=r"stopped at step .* for "):
             run.train(80)
     watch.close()
 
