@@ -15,6 +15,7 @@ from trimtab.diagnosis.conditioning import modes
 from trimtab.diagnosis.confidence import is_root, weighed
 from trimtab.diagnosis.evaluation import losses_by_mode
 from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.history import history
 from trimtab.diagnosis.kinship import strangers
 from trimtab.diagnosis.rules import RULES
 from trimtab.diagnosis.view import View
@@ -206,6 +207,7 @@ def facts_of(record: Record, view: View) -> RunFacts:
         unseen=_unseen(record, view),
         unseen_sites=tuple(asdict(place) for place in record.unseen),
         finished=record.finished,
+        history=history(record),
     )
 
 

@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab import _distributed, _torch
-from trimtab.errors import UsageError
-from trimtab.recording import batch_statistics, clock, details, unseen
+from trimtab.errors import RecordError, UsageError
+from trimtab.recording import batch_statistics, clock, details, sessions, unseen
 from trimtab.recording.attention import attentions
 from trimtab.recording.broadcasting import broadcasts
 from trimtab.recording.clearing import Clearing
@@ -109,8 +109,8 @@ class Recorder:
         self.roster = Roster()
         self.on_step: Callable[[int], None] | None = None
         self.fault: Exception | None = None
-        self.spent = 0.0
-        self._sites = SiteTable()
+        self.spent = store.past.spent
+        self._sites = SiteTable(store.past.sites)
         self._tape = Tape()
         self._journal = Journal(store, self._sites, self._tape)
         self._parameters = ParameterReader(self.models, self._sites, self._tape)
@@ -126,6 +126,7 @@ class Recorder:
         self._active = False
         self._stepped = False
         self._told = -1
+        self._end: Exception | None = None
         self._lost = 0
         self._took_turns = 0
         self._have_stepped = 0
@@ -136,8 +137,10 @@ class Recorder:
         self._batch: Any = None
         self._fed = Fed()
         self._data = Fed()
-        self._seat = Seat(board if _distributed.rank() == 0 else None)  # what it tells is kept by the first rank alone
-        self.step = 0
+        self._joined = False
+        # What is foretold holds for the first step of the run, and is kept by the first rank alone.
+        self._seat = Seat(None if store.past.facts or _distributed.rank() else board)
+        self.step = store.past.step
         self._window = self._open()
         self._ear = Ear(self)
         weakref.finalize(self, let_go, self._ear, self.models, self._handles, self._leaf_handles).atexit = False
@@ -153,6 +156,11 @@ class Recorder:
     def passes(self) -> int:
         """Backward passes seen so far."""
         return self._pass
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began."""
+        return self._journal.seconds
 
     def start(self) -> "Recorder":
         """Begin to listen."""
@@ -171,7 +179,8 @@ class Recorder:
 
         self._handles += [register_optimizer_step_post_hook(foreign)]
         self._handles += [_torch.hide_from_torchscript(Hook), _torch.notice_scalers()]
-        self.store.facts({"name": self.name, "schedule": self.schedule.every, "began": time.time(), "pid": os.getpid()})
+        if not self.store.past.facts:
+            self._join()
         if self._window.recording:
             self._listen()
         return self
@@ -198,7 +207,7 @@ class Recorder:
             else:
                 self._lost += sum(not math.isfinite(loss) for loss in self._window.losses)
             self._journal.finish()
-            if self.step:
+            if self.step > self.store.past.step:
                 self._describe()
             self.store.facts({
                 "ended": time.time(),
@@ -217,7 +226,16 @@ class Recorder:
         self._set_eager(False)
 
     def fail(self, error: Exception) -> None:
-        """Switch off after a fault of trimtab's own: one warning, and the user's run goes on."""
+        """Switch off after a fault of trimtab's own: one warning, and the user's run goes on.
+
+        Args:
+            error: What went wrong.
+
+        Raises:
+            Exception: It is no fault, but what `on_step` raised to end the run.
+        """
+        if error is self._end:
+            raise error
         if self.fault is None:
             self.fault = error
             self._running = False
@@ -228,6 +246,30 @@ class Recorder:
                 warnings.warn(f"trimtab stopped watching: {what}", RuntimeWarning, stacklevel=2)
             except RuntimeWarning as warning:  # the user's program makes errors of warnings
                 print(f"{warning}", file=sys.stderr)
+
+    def check_models(self) -> None:
+        """Refuse to go on with the record of another model.
+
+        Raises:
+            RecordError: It has parameters of other names or shapes.
+        """
+        before = self.store.past.facts.get("models")
+        if before:
+            found = sessions.difference(before, self.roster.facts(self._parameters.was_updated)["models"])
+            if found:
+                raise RecordError(
+                    f"cannot resume {self.store.path}: it is the record of another model ({found}); nothing was written to it"
+                )
+
+    def _join(self) -> None:
+        """The session begins: at once in a new record, at the end of its first step in one that is resumed."""
+        self._joined = True
+        if self.store.past.facts:
+            self.check_models()
+            self.store.join()
+        else:
+            self.store.facts({"name": self.name, "schedule": self.schedule.every, "began": time.time()})
+        self.store.facts(sessions.opened(self.store.past))
 
     def _note(self, facts: dict[str, Any]) -> None:
         """Put facts into the record, if it can be written at all."""
@@ -317,6 +359,8 @@ class Recorder:
         window = self._window
         self._took_turns = window.optimizers
         self._last = None
+        if not self._joined:
+            self._join()
         take_hooks_off((), self._leaf_handles)
         self._close_up.clear()
         self._owner = None
@@ -402,6 +446,22 @@ class Recorder:
             window.broadcast = _distributed.sends_buffers(wrapper)
         window.copies, window.place = max(window.copies, copies), max(window.place, place)
         window.halves |= halves
+
+    def call_halt(self, step: int, why: str) -> tuple[int, str]:
+        """Let all ranks of a distributed run stop at the same step.
+
+        Args:
+            step: The step that has just ended.
+            why: In words.
+
+        Returns:
+            The step that is the last, this one in a run of one rank, and the reason.
+        """
+        return self._journal.call_halt(step, why)
+
+    def halt(self) -> tuple[int, str] | None:
+        """The step that is to be the last, and why, if the first rank has called a halt."""
+        return self._journal.halt()
 
     def catch_up(self) -> None:
         """Write what is waiting for the other ranks of a distributed run, as far as they have come."""
@@ -666,7 +726,11 @@ class Recorder:
     def _tell(self, step: int) -> None:
         if self.on_step is not None and step > self._told:
             self._told = step
-            self.on_step(step)
+            try:
+                self.on_step(step)
+            except Exception as error:
+                self._end = error
+                raise
 
     @_timed
     def _finish_step(self, optimizer: Optimizer) -> None:

@@ -24,6 +24,7 @@ class RunFacts:
         unseen: What could not be seen and matters, in words: one line a reason.
         unseen_sites: Every place that could not be seen: "model" (its index), "name", "what" and "reason".
         finished: Whether the run had ended when it was diagnosed.
+        history: What has happened to its record: thinned, resumed, left behind by a process that was killed.
     """
 
     name: str = ""
@@ -38,6 +39,7 @@ class RunFacts:
     unseen: tuple[str, ...] = ()
     unseen_sites: tuple[dict[str, Any], ...] = ()
     finished: bool = True
+    history: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
