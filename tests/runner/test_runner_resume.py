@@ -190,6 +190,7 @@ def test_a_killed_script_is_told_and_resumed_and_a_running_one_refused(shell, ne
         (["--diagnose-every", "3"], "--stop-on"),
         (["--budget", "0.5"], "at least 1 megabyte"),
         (["--budget", "-1"], "--budget"),
+        (["--budget", "nan"], "at least 1 megabyte"),
         (["--stop-on", "note"], "--stop-on"),
     ],
 )
@@ -209,3 +210,28 @@ def test_a_record_of_a_machine_that_is_gone_can_be_resumed(tmp_path):
     assert not Record.open(path).abandoned
     assert session(path, 3, resume=True).record.step_count == 4
     assert os.getpid() == Record.open(path).facts["pid"]
+
+
+def test_a_program_that_moves_elsewhere(tmp_path, monkeypatch):
+    """A relative name is that of the beginning, for looks and for the budget."""
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    model, optimizer = made()
+    with trimtab.watch(model, optimizer, every=1, store="a.db", on_finding=print, diagnose_every=2) as watch:
+        monkeypatch.chdir(tmp_path / "there")
+        train(model, optimizer, 30)
+        assert watch.record.step_count >= 28
+    assert "live_fault" not in watch.record.facts
+    assert watch.record.path.name == "a.db"
+    assert Record.open(tmp_path / "a.db").step_count == 30
+
+
+def test_a_record_of_before_there_were_sessions(tmp_path):
+    path = tmp_path / "a.db"
+    store = Store(path)
+    store.facts({"name": "old", "began": 1.0, "ended": 2.0, "seconds": 1.0, "spent": 0.1})
+    store.commit(losses=[(step, 1.0, 0.1, 1) for step in range(4)])
+    store.close()
+    record = session(path, 3, resume=True).record
+    assert [s["first"] for s in record.facts["sessions"]] == [0, 4]
+    assert record.step_count == 7

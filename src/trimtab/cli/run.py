@@ -71,7 +71,7 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> Callable[[],
         raise click.UsageError("--resume-at says where in a record to go on: name it with --resume")
     if options["diagnose_every"] is not None and options["stop_on"] is None:
         raise click.UsageError("--diagnose-every says how often --stop-on looks: name what to stop on")
-    if 0 < options["budget"] < 1:
+    if options["budget"] and not options["budget"] >= 1:
         raise click.UsageError("--budget must be at least 1 megabyte, or 0 for no bound")
 
     def action() -> int | BaseException:

@@ -261,8 +261,10 @@ class Record:
         Returns:
             The record as it stands.
         """
-        if store.path is not None:
-            return cls.open(store.path)
+        if store.file is not None:
+            record = cls.open(store.file)
+            record.path = store.path
+            return record
         record = cls(store.connection)
         record._load()
         return record

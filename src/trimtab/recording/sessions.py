@@ -37,7 +37,8 @@ class Past:
     @property
     def sessions(self) -> list[dict[str, Any]]:
         """The sessions so far."""
-        found: list[dict[str, Any]] = self.facts.get("sessions", [])
+        first = {"began": self.facts.get("began"), "first": 0, "replaced": 0}  # a record of before there were sessions
+        found: list[dict[str, Any]] = self.facts.get("sessions", [first] if self.facts else [])
         return found
 
 

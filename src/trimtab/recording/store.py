@@ -98,7 +98,8 @@ class Store:
     """One record open for writing. Every call may come from another thread than the last.
 
     Attributes:
-        path: Its file, None for one in memory.
+        path: Its file as it was given, None for one in memory.
+        file: The same in full, wherever the program moves to.
         telling: Called before the record is thinned: the steps that a diagnosis rests on, which stay.
         broke: First step with a loss that is not finite, None as long as there was none.
         past: What the sessions before this one have left; empty for a new record.
@@ -122,6 +123,7 @@ class Store:
         """
         size = bytes_of(budget)
         self.path = None if path is None else Path(path)
+        self.file = None if path is None else Path(path).absolute()
         self.telling: Callable[[], Iterable[int]] | None = None
         self.broke: int | None = None
         self.past = sessions.Past()
@@ -191,7 +193,7 @@ class Store:
 
     def writes(self, path: Path) -> bool:
         """Whether this store has that file open."""
-        return self.path is not None and self.path.exists() and path.exists() and self.path.samefile(path)
+        return self.file is not None and self.file.exists() and path.exists() and self.file.samefile(path)
 
     def _prepare(self) -> None:
         """Get the file ready to be written."""
@@ -329,12 +331,12 @@ class Store:
 
     def _is_overgrown(self, more: int) -> bool:
         """Whether the file and its log take more than the budget: a reader that does not let go keeps the log from being emptied."""
-        if self.path is None or self._thinning is None or size_of(self.path) + more <= self._thinning.budget:
+        if self.file is None or self._thinning is None or size_of(self.file) + more <= self._thinning.budget:
             return False
         self.connection.execute("PRAGMA busy_timeout = 0")
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.connection.execute(f"PRAGMA busy_timeout = {int(1000 * PATIENCE)}")
-        return size_of(self.path) + more > self._thinning.budget
+        return size_of(self.file) + more > self._thinning.budget
 
     def close(self) -> None:
         """Close the file; a record in memory stays readable as long as its connection is held."""
