@@ -15,6 +15,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trimtab.errors import UsageError
 from trimtab.integrations import _sink
 from trimtab.integrations.series import PREFIX
@@ -71,4 +73,6 @@ class Sink(_sink.Sink):
     def _draw(self, figure: "Figure", step: int) -> None:
         import wandb
 
-        self._run.log({STEP: step, _sink.FLOW: wandb.Image(figure)})
+        canvas = figure.canvas
+        canvas.draw()  # pixels: of figures wandb takes those of pyplot only
+        self._run.log({STEP: step, _sink.FLOW: wandb.Image(np.asarray(canvas.buffer_rgba()))})
