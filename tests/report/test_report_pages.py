@@ -40,6 +40,9 @@ CODES = [
     "future-leak",
     "input-ignored",
     "cannot-overfit-one-batch",
+    "rank-divergence",
+    "duplicated-batches",
+    "unequal-batches",
 ]
 
 

@@ -11,6 +11,9 @@ from trimtab.report import SEVERITIES, Finding
 
 RANK = (
     "nonfinite-data",
+    "rank-divergence",
+    "duplicated-batches",
+    "unequal-batches",
     "missing-zero-grad",
     "loss-scale-underflow",
     "missing-from-optimizer",
@@ -63,6 +66,15 @@ UNSTABLE = frozenset({"missing-warmup", "attention-logit-growth", "output-logit-
 
 _EXPLAINS: dict[str, frozenset[str]] = {
     "nonfinite-data": frozenset(RANK[1:]),
+    "rank-divergence": frozenset({
+        "loss-spike",
+        "learning-rate-too-high",
+        "learning-rate-too-low",
+        "train-eval-gap",
+        "stale-running-stats",
+        "exploding-gradient",
+        "nonfinite-loss",
+    }),
     "missing-zero-grad": frozenset({
         "loss-spike",
         "learning-rate-too-high",

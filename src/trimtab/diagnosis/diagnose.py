@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trimtab._setup import Setup
-from trimtab.diagnosis import probes
+from trimtab.diagnosis import probes, ranks
 from trimtab.diagnosis.causes import SYMPTOMS, explain, without_mere_symptoms
 from trimtab.diagnosis.conditioning import modes
 from trimtab.diagnosis.confidence import is_root, weighed
@@ -237,6 +237,7 @@ def _unseen(record: Record, view: View) -> tuple[str, ...]:
         if silent:
             shown = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")
             notes.append(f"{shown}: never called as a module, so only its parameters were seen")
+    notes += ranks.silent(record)
     if record.facts.get("fault"):
         notes.append(f"trimtab stopped watching: {record.facts['fault']}")
     return tuple(notes)

@@ -14,6 +14,7 @@ from trimtab.errors import UsageError
 from trimtab.prediction.listening import Listener
 from trimtab.prediction.predict import checked, concluded
 from trimtab.prediction.trace import Tracer
+from trimtab.recording.facts import class_name
 from trimtab.recording.walk import tensors
 from trimtab.report.prediction import Prediction
 
@@ -39,7 +40,7 @@ class Ride:
             raise UsageError("the model's parameters are no plain tensors, whose operations cannot be followed")
         if _torch.dispatch_mode_is_active() or _torch.is_traced():
             raise UsageError("something else follows the operations of this pass")
-        self._name = type(model).__name__
+        self._name = class_name(model)
         self._tracer = Tracer()
         self._listener = Listener(model, self._tracer)
         self._single = all(t.ndim == 0 or t.shape[0] == 1 for t in tensors((args, kwargs)))

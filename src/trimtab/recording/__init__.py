@@ -1,5 +1,6 @@
 """Watching a run: taps, pass ledger, step clock, and the record with its store. Knows no theory and gives no verdict."""
 
+from trimtab.recording.facts import class_name
 from trimtab.recording.record import COLUMNS, Kind, Record, Series, Site, Units, is_record
 from trimtab.recording.recorder import Recorder
 from trimtab.recording.schedule import Schedule
@@ -17,6 +18,7 @@ __all__ = [
     "Store",
     "Units",
     "call_name",
+    "class_name",
     "is_record",
     "split_call",
 ]

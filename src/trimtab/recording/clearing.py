@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trimtab._distributed import local
+
 SAMPLE = 3
 """Gradients of an optimizer that are looked at."""
 
@@ -47,4 +49,4 @@ def _gone(reference: "weakref.ref[Tensor]", identity: int) -> bool:
     grad = None if parameter is None else parameter.grad
     if grad is None or id(grad) != identity:
         return True
-    return not bool(grad.any())  # `grad.data.zero_()` leaves the version as it was
+    return not bool(local(grad).any())  # `grad.data.zero_()` leaves the version as it was

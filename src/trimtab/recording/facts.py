@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab._distributed import local, own_class
+
 PLAIN = (bool, int, float, str, type(None))
 QUANTILES = 33
 """Points of the quantile sketch of a frozen parameter."""
@@ -20,7 +22,7 @@ def is_plain(value: Any) -> bool:
 
 def module_facts(module: nn.Module) -> dict[str, Any]:
     """Class, public plain attributes and own parameters of one module."""
-    cls = type(module)
+    cls = own_class(module)
     attributes = {k: v for k, v in vars(module).items() if not k.startswith("_") and is_plain(v)}
     return {
         "class": cls.__name__,
@@ -72,6 +74,18 @@ def _in_containers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from ((f"{name}[{k}]", v) for k, v in value.items() if isinstance(v, nn.Module))
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own root, inside wrappers such as data parallelism."""
+    for _ in range(wrapping(model)):
+        model = next(model.children())
+    return model
+
+
+def class_name(model: nn.Module) -> str:
+    """The class of the user's own root, as its author named it."""
+    return own_class(unwrapped(model)).__name__
+
+
 def wrapping(model: nn.Module) -> int:
     """How many wrappers (data parallelism, torch.compile, averaging) lie around the user's own root: each has one child."""
     layers = 0
@@ -106,26 +120,26 @@ def parameter_facts(parameter: Tensor, owner: str, registered: bool, optimized: 
         "updated": updated,
     }
     trained = parameter.requires_grad and optimized and (updated or parameter.grad is not None)
-    if not trained and readable(parameter) and parameter.numel() > 1:
+    if not trained and readable(parameter) and local(parameter).numel() > 1:
         facts["quantiles"] = quantiles(parameter)
     return facts
 
 
 def readable(parameter: Tensor) -> bool:
-    """Whether the values of `parameter` can be read: not lazy, not on the meta device, floating, not empty."""
+    """Whether this rank has values of `parameter` to read: not lazy, not on the meta device, floating, not empty."""
     return not (
         nn.parameter.is_lazy(parameter)
         or parameter.is_meta
         or parameter.is_quantized
         or not parameter.is_floating_point()
-        or parameter.numel() == 0
+        or local(parameter).numel() == 0
     )
 
 
 @torch.no_grad()
 def quantiles(parameter: Tensor) -> list[float]:
     """Evenly spaced quantiles of the values, from the smallest to the largest (of at most 2^16 of them)."""
-    values = parameter.detach().flatten()
+    values = local(parameter.detach()).flatten()
     step = max(1, values.numel() // 2**16)
     points = torch.linspace(0, 1, QUANTILES, dtype=torch.float64)
     return torch.quantile(values[::step].to("cpu", torch.float64), points).tolist()
@@ -133,8 +147,8 @@ def quantiles(parameter: Tensor) -> list[float]:
 
 @torch.no_grad()
 def distinct_units(weight: Tensor) -> int:
-    """How many of the output units of a weight have weights of their own (rows that differ)."""
-    rows = weight.detach().flatten(1)
+    """How many of the output units of a weight (of this rank's shard) have weights of their own (rows that differ)."""
+    rows = local(weight.detach()).flatten(1)
     rows = rows[:, : 2**12]
     if rows.shape[0] > 1 and not bool((rows[1:8] == rows[0]).all()):
         return int(rows.shape[0])  # a random matrix is settled by its first rows

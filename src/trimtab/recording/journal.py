@@ -1,4 +1,8 @@
-"""What waits to be written: losses and logged numbers of every step, and the step that has just ended."""
+"""What waits to be written: losses and logged numbers of every step, and the step that has just ended.
+
+In a distributed run the first rank writes a step when the parts of the others have come (`recording/ranks.py`); each of the others
+writes what it saw itself.
+"""
 
 import time
 from collections.abc import Sequence
@@ -8,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab.recording.parts import Part
+from trimtab.recording.ranks import GRACE, Ranks
 from trimtab.recording.sites import SiteTable
 from trimtab.recording.store import Store
 from trimtab.recording.window import Window
@@ -27,6 +33,7 @@ class Journal:
         self._began = time.perf_counter()
         self._losses: list[tuple[int, list[float | Tensor], float | Tensor | None, int]] = []
         self._logs: list[tuple[int, str, float | Tensor]] = []
+        self._ranks: Ranks[dict[str, Any]] | None = None
 
     def restart_clock(self) -> None:
         """The run begins now."""
@@ -44,8 +51,10 @@ class Journal:
     def step_ended(self, window: Window) -> None:
         """Keep loss and learning rate of a step; what lies on a device stays there until it is written."""
         self._losses.append((window.step, window.losses, window.rate(), window.optimizers))
-        if not window.recording and len(self._losses) >= WAITING:
-            self.flush()
+        if not window.recording:
+            self.catch_up()
+            if len(self._losses) >= WAITING:
+                self.flush()
 
     def write(self, window: Window, rates: list[list[float | Tensor]]) -> None:
         """Write a step that is recorded in full, and all that waits.
@@ -68,27 +77,67 @@ class Journal:
         if window.links:
             seen.append(("links", window.links))
         rows = window.rows(self._tape.rows(), len(self._sites))
-        self._store.commit(
-            sites=self._sites.take_new(),
-            step=(window.step, self.seconds, info, rows),
-            units=[
+        waiting = self._take() | {
+            "step": (window.step, self.seconds, info, rows),
+            "units": [
                 (window.step, site, call, row.cpu().numpy())
                 for scope, site, call, row in window.units
                 if scope in window.live
             ],
-            channels=[
+            "channels": [
                 (window.step, site, b.cpu().numpy()) for scope, site, b in window.channels if scope in window.live
             ],
-            details=[(window.step, key, value) for key, value in seen],
-            **self._take(),
-        )
+            "details": [(window.step, key, value) for key, value in seen],
+        }
         self._tape.clear()
+        self._hand_over(waiting, window)
 
     def flush(self) -> None:
         """Write what waits."""
         waiting = self._take()
         if any(waiting.values()):
-            self._store.commit(**waiting)
+            self._hand_over(waiting)
+
+    def catch_up(self, patience: float = 0.0) -> None:
+        """Write the steps of which all ranks' parts have come.
+
+        Args:
+            patience: Seconds to wait for the rest.
+        """
+        if self._ranks is not None and self._ranks.pending:
+            for whole, waiting in self._ranks.take(patience):
+                if self._ranks.first:
+                    self._commit(whole.into(waiting, self._ranks.size))
+
+    def finish(self) -> None:
+        """Write what waits, for other ranks' parts too, as long as it takes or may take."""
+        self.flush()
+        if self._ranks is not None:
+            self.catch_up(GRACE)
+            self._ranks.leave()
+            facts = {"size": self._ranks.size, "last": self._ranks.last, "error": self._ranks.error}
+            self._store.facts({"ranks": facts})
+
+    def _hand_over(self, waiting: dict[str, Any], window: Window | None = None) -> None:
+        """Write what a step brought, or in a distributed run let it be put together first."""
+        if self._ranks is None:
+            self._ranks = Ranks.of_this_process(self._sites)
+            if self._ranks is not None:
+                self._store.facts({"ranks": {"size": self._ranks.size}})
+        if self._ranks is None:
+            self._commit(waiting)
+            return
+        if not self._ranks.first:
+            self._commit(waiting)
+        step = max((entry[0] for entry in waiting["losses"]), default=-1)
+        part = Part(f"{step}-losses", [self._ranks.rank], waiting["losses"])
+        if window is not None:
+            part = window.part(waiting["step"][3], waiting["losses"], self._sites.shared(), self._ranks.rank)
+        self._ranks.put(part, waiting)
+        self.catch_up()
+
+    def _commit(self, waiting: dict[str, Any]) -> None:
+        self._store.commit(sites=self._sites.take_new(), **waiting)
 
     def _take(self) -> dict[str, Any]:
         """All that waits, as the store's rows: the loss of a step is the sum over its backward passes, None if unseen."""

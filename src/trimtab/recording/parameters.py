@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trimtab._distributed import first_holder, is_copy, is_sum_pending, is_whole, local
 from trimtab.recording.facts import distinct_units, readable
 from trimtab.recording.record import Kind
 from trimtab.recording.sites import SiteTable
@@ -30,6 +31,8 @@ class ParameterReader:
         self._tape = tape
         self._sites: dict[int, tuple[int, int, int, int]] = {}
         self._known: list[tuple[weakref.ref[Tensor], tuple[int, int, int, int]]] = []
+        self._shards: dict[int, int] = {}
+        self._copies: set[int] = set()
         self._strangers: dict[int, weakref.ref[Tensor]] = {}
         self._marks: dict[int, tuple[int, int]] = {}
         self._before: dict[int, Tensor] = {}
@@ -41,6 +44,8 @@ class ParameterReader:
         before = set(self._sites)
         self._sites.clear()
         self._known.clear()
+        self._shards.clear()
+        self._copies.clear()
         for watched in self._models:
             for name, parameter, _ in watched.named_parameters():
                 if id(parameter) not in self._sites:
@@ -48,6 +53,11 @@ class ParameterReader:
                     self._sites[id(parameter)] = sites  # type: ignore[assignment]
                     self._known.append((weakref.ref(parameter), sites))  # type: ignore[arg-type]
                     self._strangers.pop(id(parameter), None)
+                    if not is_whole(parameter):
+                        if is_copy(parameter):
+                            self._copies.add(id(parameter))
+                        else:
+                            self._shards[id(parameter)] = first_holder(parameter)
         if set(self._sites) != before:
             self.changed = True
             for watched in self._models:
@@ -87,9 +97,13 @@ class ParameterReader:
         if window.recording:
             for parameter, (reference, _, _) in deposits.items():
                 held, sites = reference(), self._sites.get(parameter)
-                if held is not None and held.grad is not None and sites is not None:
+                if held is not None and held.grad is not None and sites is not None and self._is_read(held, held.grad):
                     window.raw[sites[1]] = self._tape.measure(held.grad)
         return bool(deposits)
+
+    def _is_read(self, parameter: Tensor, grad: Tensor | None) -> bool:
+        """Whether this rank reads a parameter: not a shard that another reads as well, nor one whose gradient is yet to be added up."""
+        return id(parameter) not in self._copies and (grad is None or not is_sum_pending(grad))
 
     def _deposits(self) -> dict[int, Deposit]:
         found: dict[int, Deposit] = {}
@@ -107,7 +121,7 @@ class ParameterReader:
         for reference, identity, version in window.deposits.values():
             parameter = reference()
             grad = None if parameter is None else parameter.grad
-            if grad is not None and id(grad) == identity and (grad._version == version or bool(grad.any())):
+            if grad is not None and id(grad) == identity and (grad._version == version or bool(local(grad).any())):
                 return False
         return bool(window.deposits)
 
@@ -126,6 +140,10 @@ class ParameterReader:
 
     def _read(self, parameter: Tensor, sites: tuple[int, int, int, int], window: Window, divisor: float | None) -> None:
         grad = parameter.grad
+        if not self._is_read(parameter, grad):
+            return
+        if id(parameter) in self._shards:
+            window.spread |= dict.fromkeys(sites, self._shards[id(parameter)])
         if grad is not None:  # read again: neither `grad.data` nor a gradient scaler counts its version up
             window.parameters[sites[2]] = self._tape.measure(grad)
             if divisor:
@@ -146,8 +164,8 @@ class ParameterReader:
                     row = self._tape.measure_difference(_looked_at(parameter), before)
                     site = self._sites[id(parameter)][3]
                     window.parameters[site] = row
-                    if before.numel() < parameter.numel():
-                        window.samples[site] = parameter.numel()
+                    if before.numel() < (size := local(parameter).numel()):
+                        window.samples[site] = size
 
     def was_updated(self, parameter: Tensor) -> bool:
         """Whether an optimizer has stepped this parameter with a gradient, at a recorded step."""
@@ -160,11 +178,11 @@ class ParameterReader:
         for watched in self._models:
             for name, parameter, _ in watched.named_parameters():
                 if parameter.ndim > 1 and readable(parameter):
-                    found[f"{watched.index}:{name}"] = [distinct_units(parameter), parameter.shape[0]]
+                    found[f"{watched.index}:{name}"] = [distinct_units(parameter), local(parameter).shape[0]]
         return found
 
 
 def _looked_at(parameter: Tensor) -> Tensor:
     """What the update of a parameter is measured on: all of it, or blocks of a large one."""
-    values = parameter.detach()
+    values = local(parameter.detach())
     return sample_blocks(values) if is_sampled(values) else values

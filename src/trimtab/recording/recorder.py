@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trimtab import _torch
+from trimtab import _distributed, _torch
 from trimtab.errors import UsageError
 from trimtab.recording import batch_statistics, clock, details
 from trimtab.recording.attention import attentions
@@ -135,7 +135,7 @@ class Recorder:
         self._batch: Any = None
         self._fed = Fed()
         self._data = Fed()
-        self._seat = Seat(board)
+        self._seat = Seat(board if _distributed.rank() == 0 else None)  # what it tells is kept by the first rank alone
         self.step = 0
         self._window = self._open()
         self._ear = Ear(self)
@@ -194,7 +194,7 @@ class Recorder:
                 self._close_step()
             else:
                 self._lost += sum(not math.isfinite(loss) for loss in self._window.losses)
-            self._journal.flush()
+            self._journal.finish()
             if self.step:
                 self._describe()
             self.store.facts({
@@ -371,9 +371,28 @@ class Recorder:
             watched.attach_entries()
         if window.detail and watched.index not in window.kept:
             window.kept[watched.index] = dict(batch_statistics.running_statistics(watched))
+        if _distributed.is_running():
+            self._see_ranks(watched, module)
         self._read_inputs(watched, entry.name, args, kwargs)
         if not entry.name:
             self._seat.begin(watched, module, args, kwargs)
+
+    def _see_ranks(self, watched: WatchedModel, module: nn.Module) -> None:
+        """Note how the ranks share out what they compute."""
+        window = self._window
+        copies, place, halves = watched.shares()
+        wrapper = _distributed.active_wrapper(module)
+        if wrapper is not None:
+            size, at = _distributed.group(wrapper)
+            copies, place = copies * size, place * size + at
+            window.broadcast = _distributed.sends_buffers(wrapper)
+        window.copies, window.place = max(window.copies, copies), max(window.place, place)
+        window.halves |= halves
+
+    def catch_up(self) -> None:
+        """Write what is waiting for the other ranks of a distributed run, as far as they have come."""
+        with self._closing:
+            self._journal.catch_up()
 
     def ended(self, end: End) -> None:
         """A forward call of a root, along which somebody rode, has ended."""
@@ -479,6 +498,8 @@ class Recorder:
                     self._sites.index(tap.model, name, "gradient"),
                 ))
             site, gradient_site = tap.sites[i]
+            if _distributed.is_copy(tensor):
+                continue  # another rank measures the very same
             if not again:
                 window.forwards.append((self._tape.measure(tensor), site, scope))
             if tensor.requires_grad:
@@ -537,7 +558,7 @@ class Recorder:
     @_timed
     def arrived(self, site: int, scope: int, grad: Tensor) -> None:
         """The gradient at a site has been computed; it counts when the pass deposits into `.grad`."""
-        if self._active and self._window.recording and self._running:
+        if self._active and self._window.recording and self._running and not _distributed.is_sum_pending(grad):
             self._window.gradients.append((self._tape.measure(grad), site, self._pass))
             self._window.reached.add(scope)
 

@@ -1,8 +1,14 @@
 """The table of sites: every place that has been measured gets a number once. The names of a module's calls."""
 
 from collections.abc import Sequence
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trimtab.recording.record import Kind
+
+OF_PARAMETERS: frozenset[Kind] = frozenset({"parameter", "raw-gradient", "parameter-gradient", "update"})
 
 MAX_CALLS = 256
 """Calls of one module that are told apart; a loop unrolled in time has no end."""
@@ -26,6 +32,14 @@ class SiteTable:
             found = self._index[key] = len(self._index)
             self._new.append((found, model, name, kind))
         return found
+
+    def shared(self) -> NDArray[np.bool_]:
+        """Of each site, whether the ranks of a distributed run hold the same there, unless they share it out: (sites,)."""
+        return np.fromiter((kind in OF_PARAMETERS for _, _, kind in self._index), bool, len(self._index))
+
+    def since(self, first: int) -> list[tuple[int, int, str, str]]:
+        """All sites from number `first` on: number, model, name and kind."""
+        return [(index, *site) for site, index in islice(self._index.items(), first, None)]
 
     def take_new(self) -> list[tuple[int, int, str, str]]:
         """The sites that the store does not know yet, as its rows; they count as known from now on."""

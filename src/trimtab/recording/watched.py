@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from trimtab import _distributed
 from trimtab.recording import facts
 from trimtab.recording.taps import End, Entry, Listener, Tap
 
@@ -26,10 +27,11 @@ class WatchedModel:
     def __init__(self, listener: Listener, model: nn.Module, index: int, label: str) -> None:
         self.index = index
         self.label = label
-        self.classes = type(model).__name__
+        self.classes = facts.class_name(model)
         self._model = weakref.ref(model)
         self._listener = weakref.ref(listener)
         self._taps: list[tuple[weakref.ref[nn.Module], Tap]] | None = None
+        self._shares: tuple[int, int, bool] | None = None
         self._handles: list[Any] = []
         self._entry_handles: list[Any] = []
         self._aside: Any = None
@@ -133,12 +135,27 @@ class WatchedModel:
             return
         if self._taps is None:
             self._taps = [
-                (weakref.ref(module), Tap(listener, module, self.index, name)) for name, module in self.named_modules()
+                (weakref.ref(module), Tap(listener, module, self.index, name))
+                for name, module in self.named_modules()
+                if not _distributed.is_wrapper(module)  # which may hand on a copy of what the module inside gave
             ]
         for reference, tap in self._taps:
             module = reference()
             if module is not None:
                 self._handles.append(module.register_forward_hook(tap))
+
+    def shares(self) -> tuple[int, int, bool]:
+        """How a distributed run shares the model out.
+
+        Returns:
+            Ranks that average the gradients of its shards, this rank's place among them, and whether ranks compute parts of one and
+            the same output.
+        """
+        if self._shares is None:
+            copies, place = max((_distributed.share(module) for _, module in self.named_modules()), default=(1, 0))
+            over = max((_distributed.mesh_size(p) for _, p, _ in self.named_parameters()), default=1)
+            self._shares = copies, place, over > copies
+        return self._shares
 
     def detach_taps(self) -> None:
         """Take all taps off."""
@@ -149,6 +166,7 @@ class WatchedModel:
     def forget_structure(self) -> None:
         """Look at the modules afresh at the next recorded step: the model has changed."""
         self._taps = None
+        self._shares = None
 
     def facts(self, optimized: set[int], was_updated: Callable[[Tensor], bool]) -> dict[str, Any]:
         """The model as plain data; of one that the user has let go of, what was last known.

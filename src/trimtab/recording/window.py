@@ -12,7 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch import Tensor
 
+from trimtab.recording.parts import COPIED, SHARED, SPREAD, Part
 from trimtab.stats import merge_rows
+
+CHANNELS = 16
+"""Channels of a batch normalization whose running statistics are compared between ranks."""
 
 Deposit: TypeAlias = tuple["weakref.ref[Tensor]", int, int]
 """A parameter, and the identity and version of its gradient."""
@@ -44,6 +48,11 @@ class Window:
         details: Key and value of what was looked at in detail.
         links: Where each module's input comes from, by "model:name" and call (`call_name`), in the order in which they ran.
         losses: What each backward pass started from, a loss scale divided out.
+        copies: Ranks that average their gradients: a gradient at an output is divided by it, as the averaged loss has it.
+        halves: Whether ranks compute parts of one and the same output (tensor parallelism).
+        broadcast: Whether the first rank's buffers are sent to all at each forward call.
+        spread: Sites of parameters of which this rank has a shard, with the first of the ranks that share it out.
+        place: Which share of the data this rank sees.
         loss_scale: What mixed precision multiplied the last one by: the gradients of its pass stand in these units.
         passes: Backward passes so far.
         first_pass: Passes before this one deposited nothing that the step used.
@@ -74,6 +83,11 @@ class Window:
     details: dict[str, object] = field(default_factory=dict)
     links: dict[str, dict[str, Any]] = field(default_factory=dict)
     losses: list[Tensor | float] = field(default_factory=list)
+    copies: int = 1
+    halves: bool = False
+    broadcast: bool = False
+    spread: dict[int, int] = field(default_factory=dict)
+    place: int = 0
     loss_scale: Tensor | None = None
     passes: int = 0
     first_pass: int = 0
@@ -176,9 +190,48 @@ class Window:
             scaled = list({site for _, site, _ in self.gradients} | self.raw.keys())
             rows[np.ix_(scaled, [1, 3, 4])] /= scale
             rows[scaled, 2] /= scale**2
+        if self.copies > 1:
+            at_outputs = list({site for _, site, _ in self.gradients})
+            rows[np.ix_(at_outputs, [1, 3, 4])] /= self.copies
+            rows[at_outputs, 2] /= self.copies**2
         for site, elements in self.samples.items():
             rows[site] = _whole(rows[site], elements)
         return rows
+
+    def part(
+        self, rows: np.ndarray, losses: list[tuple[int, float | None, float | None, int]], shared: np.ndarray, rank: int
+    ) -> Part:
+        """What this rank adds to the step of a distributed run.
+
+        Args:
+            rows: What `rows` gave, (sites, 7).
+            losses: All that wait to be written, this step's last.
+            shared: Sites at which the ranks hold the same, unless they are in `spread`: (sites,).
+            rank: This rank.
+
+        Returns:
+            Its part.
+        """
+        modes = np.where(shared, SHARED, COPIED if self.halves else SPREAD).astype(np.int32)
+        modes[list(self.spread)] = list(self.spread.values())
+        bad = {int(site): ([rank], 1) for site in np.flatnonzero(rows[:, 6] > 0)}
+        about = {
+            "batch": self.batch,
+            "place": self.place if self.halves else rank,
+            "loss": losses[-1][1] if losses else None,
+            "copies": self.copies,
+            "halves": self.halves,
+            "running": {} if self.broadcast else self._running(),
+        }
+        return Part(str(self.step), [rank], losses, rows, modes, bad, about={rank: about})
+
+    def _running(self) -> dict[str, list[list[float]]]:
+        """Mean and variance of the first channels of every batch normalization, as they were when the step began."""
+        return {
+            f"{model}:{name}": rows[:CHANNELS, 1:3].T.tolist()
+            for model, kept in self.kept.items()
+            for name, rows in kept.items()
+        }
 
 
 def _whole(row: np.ndarray, elements: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from torch.nn.parameter import is_lazy
 
+from trimtab import _distributed
 from trimtab._messages import say
 from trimtab.diagnosis import check_ignored, diagnose
 from trimtab.errors import RecordError, TrimtabError, UsageError
@@ -116,6 +117,7 @@ class ScriptRun:
         self.errors: TextIO = sys.stderr or _nowhere()  # the script may put other streams in their place
         self.out: TextIO = sys.stdout or _nowhere()
         self.pid = os.getpid()
+        self.first = _distributed.rank() == 0  # of the ranks of a distributed run, which speaks for all of them
         self.folder = Path.cwd()
         self.asked = 0
 
@@ -138,7 +140,7 @@ class ScriptRun:
             raise
         except BaseException as error:  # the script's own: a syntax error, an error in its package
             return error
-        path = None if options.no_store else (options.store or new_store(self.script.name))
+        path = None if options.no_store or not self.first else (options.store or new_store(self.script.name))
         store = Store(None if path is None else path.absolute())
         recorder = Recorder(store, schedule, self.script.name, Ride)
         discovery = Discovery(recorder, lambda: self._announce(recorder, store))
@@ -203,12 +205,16 @@ class ScriptRun:
         discovery.close()
         recorder.close(how)
         recorder.store.close()  # all of it is in one file now
+        if not self.first:
+            return 0
         diagnosis = self._report(recorder, output)
         fail_on = self.options.fail_on
         # A diagnosis that failed says nothing for the run: who asks to be stopped by an error must not read it as healthy.
         return 1 if fail_on and (diagnosis is None or diagnosis.at_least(fail_on)) else 0
 
     def _announce(self, recorder: Recorder, store: Store) -> None:
+        if not self.first:
+            return
         watched = recorder.models[0]
         parameters = [] if watched.model is None else list(watched.model.parameters())
         size = sum(p.numel() for p in parameters if not is_lazy(p))

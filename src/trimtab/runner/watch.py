@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trimtab import _distributed
 from trimtab.diagnosis import diagnose
 from trimtab.errors import UsageError
 from trimtab.prediction.riding import Ride
-from trimtab.recording import Record, Recorder, Schedule, Store
+from trimtab.recording import Record, Recorder, Schedule, Store, class_name
 from trimtab.report import Diagnosis
 from trimtab.runner.discovery import variable
 
@@ -48,8 +49,8 @@ class Watch:
         models = _several(model, nn.Module, "model")
         optimizers = _several(optimizer, Optimizer, "optimizer")
         schedule = Schedule(every)
-        self._store = Store(store)
-        self._recorder = Recorder(self._store, schedule, name or type(models[0]).__name__, Ride)
+        self._store = Store(store if _distributed.rank() == 0 else None)
+        self._recorder = Recorder(self._store, schedule, name or class_name(models[0]), Ride)
         self._ended = False
         frame = sys._getframe(1)
         for one in models:
@@ -101,7 +102,9 @@ class Watch:
 
     @property
     def record(self) -> Record:
-        """The record as it stands."""
+        """The record as it stands; on ranks of a distributed run but the first, what this rank itself saw."""
+        if not self._ended:
+            self._recorder.catch_up()
         return Record.of(self._store)
 
     def diagnose(self, **options: Any) -> Diagnosis:

@@ -65,12 +65,10 @@ def _readable(tensor: Tensor) -> Tensor | None:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Returns the shard of a DTensor on this rank; duck typing keeps torch.distributed out."""
+    """Returns the shard of a DTensor on this rank, and what a collective under way brings; duck typing keeps torch.distributed out."""
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
-        if hasattr(tensor, "wait"):  # AsyncCollectiveTensor
-            tensor = tensor.wait()
-    return tensor
+    return tensor.wait() if hasattr(tensor, "wait") else tensor  # AsyncCollectiveTensor
 
 
 def _stored(tensor: Tensor) -> Tensor:
@@ -86,7 +84,10 @@ def _has_storage(tensor: Tensor) -> bool:
     if tensor.layout != torch.strided:
         return False
     storage = tensor.untyped_storage()  # raises for functorch's wrappers, which have none
-    return storage.device.type != "meta" and (tensor.numel() == 0 or storage.nbytes() > 0)
+    if storage.device.type == "meta":
+        return False
+    # A wrapper around other tensors has a size, but no address: kernels that read memory must never see one.
+    return tensor.numel() == 0 or (storage.nbytes() > 0 and storage.data_ptr() != 0)
 
 
 def _real(flat: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from trimtab.diagnosis.rules import (
     degenerate_normalization,
     detached_graph,
     double_softmax,
+    duplicated_batches,
     excessive_weight_decay,
     exploding_gradient,
     frozen_parameters,
@@ -35,6 +36,7 @@ from trimtab.diagnosis.rules import (
     norm_precision,
     output_logit_drift,
     padding_in_batch_stats,
+    rank_divergence,
     residual_growth,
     saturated_units,
     signal_collapse,
@@ -42,6 +44,7 @@ from trimtab.diagnosis.rules import (
     stale_running_stats,
     symmetric_init,
     train_eval_gap,
+    unequal_batches,
     unscaled_attention,
     unscaled_inputs,
     unscaled_targets,
@@ -51,6 +54,9 @@ from trimtab.diagnosis.view import View
 
 RULES: tuple[Callable[[View], Iterator[Found]], ...] = (
     nonfinite_data.find,
+    rank_divergence.find,
+    duplicated_batches.find,
+    unequal_batches.find,
     missing_zero_grad.find,
     loss_scale_underflow.find,
     missing_from_optimizer.find,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from trimtab._messages import say
+from trimtab.diagnosis import ranks
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.view import View
 from trimtab.report import Evidence, Finding, Repair
@@ -34,6 +35,7 @@ def find(view: View) -> Iterator[Found]:
                     name=site.name,
                 ),
                 evidence=(
+                    *ranks.bad_values(view, step, site),
                     Evidence(
                         say("NaN or infinite values in {name}", name=site.name),
                         float(series.nonfinite[first]),

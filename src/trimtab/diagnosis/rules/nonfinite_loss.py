@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimtab._messages import say
+from trimtab.diagnosis import ranks
 from trimtab.diagnosis.found import Found
 from trimtab.diagnosis.view import View
-from trimtab.recording import COLUMNS, Kind
+from trimtab.recording import COLUMNS, Kind, Site
 from trimtab.report import Evidence, Finding, Repair
 
 OVERFLOW = 1e18
@@ -25,6 +26,7 @@ class Origin:
     step: int
     where: tuple[str, ...]
     what: str
+    site: Site | None
     largest_before: float
 
 
@@ -48,6 +50,8 @@ def find(view: View) -> Iterator[Found]:
         evidence.append(
             Evidence(say("largest magnitude of any signal before it"), origin.largest_before, OVERFLOW, unit="")
         )
+    if origin.site is not None:
+        evidence += ranks.bad_values(view, origin.step, origin.site)
     yield Found(
         Finding(
             code="nonfinite-loss",
@@ -130,27 +134,33 @@ def _origin(view: View) -> Origin | None:
             break  # the step of the loss itself was not recorded
         where = _in_step(view, step)
         if where is not None:
-            return Origin(step, where[0], where[1], _largest_before(view, step))
+            return Origin(step, *where, _largest_before(view, step))
     if bad_loss is None:
         return None
-    return Origin(bad_loss, ("loss",), say("The loss became NaN or infinite"), _largest_before(view, bad_loss))
+    return Origin(bad_loss, ("loss",), say("The loss became NaN or infinite"), None, _largest_before(view, bad_loss))
 
 
-def _in_step(view: View, step: int) -> tuple[tuple[str, ...], str] | None:
+def _in_step(view: View, step: int) -> tuple[tuple[str, ...], str, Site | None] | None:
     """The first place, in the order of computation, with a value that is no number at `step`."""
     broken = _broken(view, "parameter", step)
     if broken:
-        return (view.name(*broken[0]),), say("A parameter is NaN or infinite")
+        return (
+            (view.name(*broken[0]),),
+            say("A parameter is NaN or infinite"),
+            view.record.site(*broken[0], "parameter"),
+        )
     for model in view.active:
         outputs = {name for m, name in _broken(view, "output", step) if m == model}
         for name in view.forward_order(model):
             if name in outputs:
-                return (view.name(model, name),), say(
-                    "The output of {name} is the first to become NaN or infinite", name=view.name(model, name)
+                return (
+                    (view.name(model, name),),
+                    say("The output of {name} is the first to become NaN or infinite", name=view.name(model, name)),
+                    view.record.site(model, view.module(model, name), "output"),
                 )
     loss = view.record.losses[view.record.loss_steps == step]
     if len(loss) and not np.isfinite(loss[0]) and view.record.loss_seen[view.record.loss_steps == step][0]:
-        return ("loss",), say("The loss becomes NaN or infinite though every module's output is finite")
+        return ("loss",), say("The loss becomes NaN or infinite though every module's output is finite"), None
     for model in view.active:
         gradients = {name for m, name in _broken(view, "gradient", step) if m == model}
         order = [n for n in view.forward_order(model) if view.series(model, n, "gradient") is not None]
@@ -158,9 +168,13 @@ def _in_step(view: View, step: int) -> tuple[tuple[str, ...], str] | None:
         if broken_names:
             index = order.index(broken_names[-1])
             if index + 1 == len(order):  # so it comes out of the loss
-                return ("loss",), say(
-                    "The loss is finite, but its own gradient, at the output of {name}, is NaN or infinite",
-                    name=view.name(model, order[index]),
+                return (
+                    ("loss",),
+                    say(
+                        "The loss is finite, but its own gradient, at the output of {name}, is NaN or infinite",
+                        name=view.name(model, order[index]),
+                    ),
+                    view.record.site(model, order[index], "gradient"),
                 )
             culprit = order[index + 1]
             return (
@@ -169,10 +183,12 @@ def _in_step(view: View, step: int) -> tuple[tuple[str, ...], str] | None:
                     "The backward pass of {name} gives the first gradient that is NaN or infinite, under a finite loss",
                     name=view.name(model, culprit),
                 ),
+                view.record.site(model, order[index], "gradient"),
             )
     raw = _broken(view, "raw-gradient", step) or _broken(view, "parameter-gradient", step)
     if raw:
-        return (view.name(*raw[0]),), say("The gradient of {name} is NaN or infinite", name=view.name(*raw[0]))
+        name = view.name(*raw[0])
+        return (name,), say("The gradient of {name} is NaN or infinite", name=name), None
     return None
 
 
