@@ -113,11 +113,45 @@ def measure(size: int, modules: int, steps: int) -> dict[str, float]:
     }
 
 
+def simulated(size: int, modules: int, steps: int) -> dict[str, float]:
+    """Many ranks, one after the other in this process, over a real store: what the first rank and the one behind most of them pay."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    tables = [sites(modules) for _ in range(size)]
+    crew = [Ranks(store, rank, size, table) for rank, table in enumerate(tables)]
+    times: dict[int, list[float]] = {rank: [] for rank in range(size)}
+    for step in range(steps + 1):  # the first brings the names of all sites
+        for ranks in reversed(crew):
+            mine = part(tables[ranks.rank], ranks.rank, step)
+            begin = time.perf_counter()
+            ranks.put(mine, None)
+            assert len(list(ranks.take(patience=1.0))) == 1
+            times[ranks.rank].append(time.perf_counter() - begin)
+    middle = {rank: 1e3 * statistics.median(found[1:]) for rank, found in times.items()}
+    own = len(pack(part(tables[0], 0, 0), []))
+    return {
+        "ranks": size,
+        "modules": modules,
+        "bytes": own,
+        "first": middle[0],
+        "leader": middle[16],
+        "leaf": statistics.median(middle[rank] for rank in range(1, 16)),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--simulate", type=int, metavar="RANKS", help="so many ranks, more than 16, in one process")
+    parser.add_argument("--modules", type=int, default=300, help="modules of the simulated run")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.simulate:
+        row = simulated(options.simulate, options.modules, min(options.steps, 5))
+        print(
+            f"{row['ranks']} ranks, {row['modules']} modules: {row['bytes'] / 1e3:.0f} kB a rank and step; the first rank {row['first']:.1f} ms, "
+            f"one that 15 report to {row['leader']:.1f} ms, one that none reports to {row['leaf']:.2f} ms a recorded step"
+        )
+        return
     rows = [
         measure(size, modules, options.steps) for size, modules in ((2, 30), (2, 300), (2, 2000), (4, 300), (8, 300))
     ]

@@ -37,10 +37,10 @@ from typing import Any
 
 import torch
 from peers import FLOOR, PEERS, TRIMTAB, Rival
-from torch.nn import functional
 from workloads import WORKLOADS
 
 SHOWN = ("cnn", "transformer", "mlp")
+WAYS = ("half", "accumulated", "checkpointed", "many")
 WARM_UP = 13  # trimtab looks closer at the first eight steps, and the numba kernel loads
 ROUND = 4
 LONG_ROUND = 50  # holds one step that the default schedule records
@@ -70,8 +70,7 @@ class Loop:
             x, y = training.at(self.step)
             begin = time.thread_time()
             training.optimizer.zero_grad()
-            loss = functional.cross_entropy(training.model(x), y)
-            loss.backward()
+            loss = training.backward(x, y)
             monitor.after_backward(loss)
             training.optimizer.step()
             monitor.after_step(self.step, loss)
@@ -236,13 +235,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12, help="alternated rounds (default 12; at least 8 to publish)")
     parser.add_argument("--peers", action="store_true", help="beside the other monitors that are installed")
-    parser.add_argument("--only", choices=SHOWN, action="append", help="this workload alone; may be given again")
+    parser.add_argument(
+        "--only", choices=(*SHOWN, *WAYS), action="append", help="this workload alone; may be given again"
+    )
+    parser.add_argument("--ways", action="store_true", help=f"other ways to train instead: {', '.join(WAYS)}")
     parser.add_argument("--quick", action="store_true", help="every step only: no long runs, no memory")
     parser.add_argument("--json", type=Path, help="write all figures here")
     arguments = parser.parse_args()
     if sys.platform == "linux" and TOP_PAD[0] not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | dict([TOP_PAD]))
-    shown = arguments.only or SHOWN
+    shown = arguments.only or (WAYS if arguments.ways else SHOWN)
     rivals = [*FLOOR, *(name for name in (EVERY, WITHOUT) if TRIMTAB[name].installed)]
     rivals += [name for name, rival in PEERS.items() if arguments.peers and rival.installed]
     result: dict[str, Any] = {"conditions": conditions(), "step": {}, "fixed": {}, "growth": {}}

@@ -1,34 +1,51 @@
 """The networks that the cost of watching is measured on. Data is fixed, weights are seeded."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass
 class Training:
-    """One network and all that its training loop needs."""
+    """One network and all that its training loop needs.
+
+    Attributes:
+        micro: Micro-batches whose gradients one step accumulates.
+        half: Whether the forward pass runs under bfloat16 autocast.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     x: Tensor
     y: Tensor
     batch: int
+    micro: int = 1
+    half: bool = False
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         start = step * self.batch % (len(self.x) - self.batch)
         return self.x[start : start + self.batch], self.y[start : start + self.batch]
 
+    def backward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The passes of one step; the last loss."""
+        for a, b in zip(x.chunk(self.micro), y.chunk(self.micro), strict=True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
+                loss = functional.cross_entropy(self.model(a), b) / self.micro
+            loss.backward()
+        return loss
+
 
 class DigitReader(nn.Module):
     """A pre-norm transformer that reads an 8x8 digit as 64 tokens."""
 
-    def __init__(self, width: int = 128, heads: int = 4, depth: int = 6) -> None:
+    def __init__(self, width: int = 128, heads: int = 4, depth: int = 6, checkpointed: bool = False) -> None:
         super().__init__()
+        self.checkpointed = checkpointed
         self.embed = nn.Linear(1, width)
         self.position = nn.Parameter(torch.randn(64, width) * 0.02)
         layer = nn.TransformerEncoderLayer(
@@ -38,7 +55,12 @@ class DigitReader(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.encoder(self.embed(x) + self.position).mean(1))
+        x = self.embed(x) + self.position
+        if not self.checkpointed:
+            return self.head(self.encoder(x).mean(1))
+        for layer in self.encoder.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return self.head(self.encoder.norm(x).mean(1))
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -82,4 +104,50 @@ def tiny() -> Training:
     return Training(model, torch.optim.SGD(model.parameters(), lr=1e-3), x, y, 8)
 
 
-WORKLOADS: dict[str, Callable[[], Training]] = {"cnn": cnn, "transformer": transformer, "mlp": mlp, "tiny": tiny}
+def half() -> Training:
+    """The transformer under bfloat16 autocast."""
+    return replace(transformer(), half=True)
+
+
+def accumulated() -> Training:
+    """The transformer with its batch in four micro-batches."""
+    return replace(transformer(), micro=4)
+
+
+def checkpointed() -> Training:
+    """The transformer with each of its layers checkpointed."""
+    training = transformer()
+    training.model.checkpointed = True
+    return training
+
+
+def many() -> Training:
+    """2,001 modules: a thousand residual layers of width 64 with their activations, batch 64."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(1000))
+            self.activations = nn.ModuleList(nn.ReLU() for _ in range(999))
+            self.head = nn.Linear(64, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer, activation in zip(self.layers, [*self.activations, torch.relu], strict=True):
+                x = x + 0.03 * activation(layer(x))
+            return self.head(x)
+
+    model = Residual()
+    x, y = torch.randn(2048, 64), torch.randint(10, (2048,))
+    return Training(model, torch.optim.AdamW(model.parameters(), lr=1e-3), x, y, 64)
+
+
+WORKLOADS: dict[str, Callable[[], Training]] = {
+    "cnn": cnn,
+    "transformer": transformer,
+    "mlp": mlp,
+    "tiny": tiny,
+    "half": half,
+    "accumulated": accumulated,
+    "checkpointed": checkpointed,
+    "many": many,
+}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trimtab.errors import NormalizationError as NormalizationError
     from trimtab.errors import RecordError as RecordError
     from trimtab.errors import RepairError as RepairError
+    from trimtab.errors import RunStopped as RunStopped
     from trimtab.errors import SetupError as SetupError
     from trimtab.errors import StepError as StepError
     from trimtab.errors import TrimtabError as TrimtabError
@@ -44,6 +45,7 @@ _HOMES = {
     "NormalizationError": "trimtab.errors",
     "RecordError": "trimtab.errors",
     "RepairError": "trimtab.errors",
+    "RunStopped": "trimtab.errors",
     "SetupError": "trimtab.errors",
     "StepError": "trimtab.errors",
     "TrimtabError": "trimtab.errors",

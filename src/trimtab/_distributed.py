@@ -57,7 +57,8 @@ def own_store() -> tuple[Any, Any]:
 
 
 def active_wrapper(module: nn.Module) -> DistributedDataParallel | None:
-    """The wrapper for data parallelism that `module` is, or whose forward call is running."""
+    """The wrapper for data parallelism that `module` is, compiled or not, or whose forward call is running."""
+    module = getattr(module, "_orig_mod", module)
     if isinstance(module, DistributedDataParallel):
         return module
     return DistributedDataParallel._active_ddp_module

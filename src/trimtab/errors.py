@@ -21,6 +21,10 @@ class UsageError(TrimtabError):
     """A command was called with something it cannot use."""
 
 
+class RunStopped(TrimtabError):  # noqa: N818 (it ends a run on purpose, as KeyboardInterrupt does)
+    """A watched run is stopped for what was found in it (`on_finding="stop"`); the `with` block of its watch ends there."""
+
+
 class StepError(TrimtabError):
     """The training step of a setup did not do what a step must do."""
 

@@ -243,3 +243,49 @@ def test_a_sharded_model_that_loses_a_rank_of_its_data(tmp_path):
     assert "1 of 2: rank 1" in first.words
     assert first.info[5]["ranks"]["batch"] == [BATCH // 2] * 2
     assert np.isnan(first.recorded[5:]).all()
+
+
+# ------------------------------------------------------------------------------------------------ stopping and going on
+
+
+def stopped_for_what_is_found():
+    model = ddp(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(40, 16, 10, dtype=torch.float64)
+    x[20] = float("nan")
+    done = 0
+    with trimtab.watch(model, optimizer, every=1, on_finding="stop", diagnose_every=5):
+        for batch in x:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+            done += 1
+    dist.barrier()  # nobody is left behind
+    return done
+
+
+def test_all_ranks_stop_at_the_same_step(tmp_path):
+    first, second = on_ranks(tmp_path, stopped_for_what_is_found)
+    assert first == second
+    assert 20 <= first <= 25
+
+
+def two_sessions(store):
+    for resume in (False, True):
+        model = ddp(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with trimtab.watch(model, optimizer, every=3, store=store, resume=resume):
+            for batch in torch.randn(20, 16, 10, dtype=torch.float64):
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+        dist.barrier()
+
+
+def test_a_resumed_run_goes_on_on_all_ranks(tmp_path):
+    on_ranks(tmp_path, two_sessions, str(tmp_path / "run.db"))
+    record = Record.open(tmp_path / "run.db")
+    assert record.step_count == 40
+    assert [step for step in record.steps.tolist() if step >= 20] == [21, 24, 27, 30, 33, 36, 39]
+    assert all(info["ranks"]["missing"] == [] for info in record.info)
+    assert record.series(record.site(0, "first", "output")).count.tolist() == [2 * 16 * 17] * len(record.steps)

@@ -96,6 +96,14 @@ def test_the_ways_of_data_parallelism(tmp_path, alone, options):
     agree(first, alone)
 
 
+def test_compiled_data_parallelism(tmp_path, alone):
+    wrap = lambda model: torch.compile(ddp(model), backend="eager")  # noqa: E731
+    first, _ = on_ranks(tmp_path, train, wrap)
+    plain, _ = on_ranks(tmp_path, train, wrap, watched=False)
+    same(first, plain)
+    agree(first, alone)
+
+
 def test_accumulated_micro_batches(tmp_path):
     whole = train(accumulate=2)
     first, _ = on_ranks(tmp_path, train, ddp, accumulate=2)

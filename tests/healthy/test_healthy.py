@@ -27,6 +27,9 @@ HEAVY = {
 }
 """What takes longest belongs to the second tier."""
 
+LIVE = {"averaged_weights", "class_imbalance", "cnn_batch_norm", "plain_mlp"}
+"""Looked at while they train in the fast tier too."""
+
 SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 
 
@@ -44,3 +47,14 @@ def test_a_healthy_training_is_left_in_peace(name, seed):
     assert [(f.code, f.where, f.summary) for f in diagnosis.at_least("warning")] == []
     setup.model.eval()
     assert setup.evaluate(setup.model) >= module.LEARNS, "the training is to be healthy in truth"
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in LIVE)) for name in ZOO])
+def test_a_healthy_training_is_left_in_peace_while_it_runs(name):
+    """Looks at every other recorded step: what the first steps show must not pass for a fault."""
+    torch.manual_seed(0)
+    setup, told = importlib.import_module(name).make(), []
+    with trimtab.watch(setup.model, list(setup.optimizers), every=2, on_finding=told.append, diagnose_every=2) as watch:
+        steps = sum(1 for _ in setup.train(on_batch=lambda batch: None))
+    assert watch.record.step_count >= steps
+    assert [(f.code, f.where, f.summary) for f in told] == []

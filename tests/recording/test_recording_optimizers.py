@@ -257,7 +257,8 @@ def test_a_step_that_the_scaler_skips():
     record = record_of(recorder)
     assert record.steps.tolist() == [0, 1]
     assert count(record, "a", "output", 1) == 16 * 7
-    assert record.losses[1] == pytest.approx(2 * loss.item(), rel=1e-6)  # as `backward` saw it: the scale is 2 by now
+    assert record.losses[1] == pytest.approx(loss.item(), rel=1e-6)
+    assert record.info[1]["loss_scale"] == 2.0  # halved by the step that was skipped
 
 
 def test_an_unwatched_optimizer_of_another_model():

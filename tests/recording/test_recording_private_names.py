@@ -90,25 +90,131 @@ def test_sequence_nr():
     assert _torch.sequence_number(a.grad_fn) == _torch.sequence_number(a.grad_fn)
 
 
-def test_set_stance(monkeypatch):
-    calls = []
+def counting(calls):
+    """A backend that notes each run of what it has compiled."""
 
     def backend(graph, example):
-        calls.append("compiled")
-        return graph.forward
+        def run(*args):
+            calls.append("compiled")
+            return graph.forward(*args)
 
-    f = torch.compile(lambda x: x + 1, backend=backend)
+        return run
+
+    return backend
+
+
+def test_set_stance():
+    calls, someone, somebody = [], object(), object()
+    f = torch.compile(lambda x: x + 1, backend=counting(calls))
     try:
-        assert _torch.force_eager(True)
+        _torch.force_eager(True, someone)
+        _torch.force_eager(True, somebody)
         assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
+        _torch.force_eager(False, someone)
+        f(torch.ones(2))
+        assert calls == []  # somebody else still wants it so
+    finally:
+        _torch.force_eager(False, someone)
+        _torch.force_eager(False, somebody)
+    f(torch.ones(2))
+    assert calls == ["compiled"]
+    torch._dynamo.reset()
+
+
+def test_the_stance_is_taken_when_the_compiler_comes(monkeypatch):
+    """A script imports the compiler with its first `torch.compile`, when it is watched already."""
+    real, calls = torch.compile, []
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "torch._dynamo", raising=False)
+        _torch.force_eager(True)
+        _torch.force_eager(True)
+        awaiting = torch.compile
+        assert awaiting is not real
+        decorator = torch.compile(backend=counting(calls))
+        assert torch.compile is awaiting  # nothing is compiled yet, and no compiler has come
+    try:
+        f = decorator(lambda x: x + 1)
+        assert torch.compile is real
+        f(torch.ones(2))
         assert calls == []
     finally:
         _torch.force_eager(False)
     f(torch.ones(2))
     assert calls == ["compiled"]
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "torch._dynamo")
+        _torch.force_eager(True)
+        _torch.force_eager(False)  # the compiler never came
+    assert torch.compile is real
     torch._dynamo.reset()
-    monkeypatch.delitem(sys.modules, "torch._dynamo")
-    assert not _torch.force_eager(True)
+
+
+def test_a_whole_graph_that_ran_eagerly_for_us_is_excused():
+    """set_fullgraph_compiled_frame_count: our stance may end inside the call, at the optimizer's step or by a fault of ours."""
+    calls = []
+
+    def function(x):
+        torch.autograd.backward((x * x).sum())  # told below
+        return x + 1
+
+    class Ends:
+        def before_backward(self, losses):
+            _torch.force_eager(False)
+
+        def after_backward(self):
+            pass
+
+    f = torch.compile(function, backend=counting(calls), fullgraph=True)
+    ends, x = Ends(), torch.ones(2, requires_grad=True)
+    _torch.force_eager(True)
+    _torch.listen_to_backward(ends)
+    try:
+        f(x)
+    finally:
+        _torch.stop_listening_to_backward(ends)
+        _torch.force_eager(False)
+    assert calls == []
+    assert torch._C._dynamo.eval_frame.set_fullgraph_compiled_frame_count(-1) == -1
+    torch._dynamo.reset()
+
+
+def test_the_compiler_keeps_away_from_what_is_undisturbed():
+    """set_code_exec_strategy and _torchdynamo_disable: a call breaks the graph, and nothing of it is compiled."""
+    graphs, seen = [], []
+
+    def backend(graph, example):
+        graphs.append([node.target for node in graph.graph.nodes if node.op.startswith("call")])
+        return graph.forward
+
+    def inner(x):
+        return (x * 3).cos()
+
+    @_torch.undisturbed
+    def ours(x):
+        seen.append(torch.compiler.is_compiling())
+        return inner(x)
+
+    f = torch.compile(lambda x: ours(x.sin()).tan(), backend=backend)
+    x = torch.ones(2)
+    assert torch.equal(f(x), (x.sin() * 3).cos().tan())
+    assert seen == [False]
+    assert [len(graph) for graph in graphs] == [1, 1]
+    torch._dynamo.reset()
+
+
+def test_has_any_global_hook():
+    module = torch.nn.modules.module
+    real = module._has_any_global_hook
+    ours = module.register_module_forward_pre_hook(lambda *_: None)
+    put_back = _torch.keep_from_view([ours])
+    assert not module._has_any_global_hook()
+    assert _torch.has_global_hooks()
+    theirs = module.register_module_forward_hook(lambda *_: None)
+    assert module._has_any_global_hook()
+    for handle in (theirs, ours):
+        handle.remove()
+    put_back()
+    assert module._has_any_global_hook is real
 
 
 @pytest.fixture
@@ -314,3 +420,83 @@ def test_storage_weak_ref():
     assert held.expired()
     assert _torch.weak_storage(torch.ones(2, device="meta")) is None
     assert _torch.weak_storage(torch.ones(2).to_sparse()) is None
+
+
+def test_compiled_call_impl():
+    torch._dynamo.reset()
+    plain, in_place, wrapped = (torch.nn.Sequential(torch.nn.Linear(2, 2)) for _ in range(3))
+    in_place[0].compile(backend="eager")
+    wrapped[0] = torch.compile(wrapped[0], backend="eager")
+    assert [_torch.is_compiled(model) for model in (plain, in_place, wrapped)] == [False, True, True]
+
+
+def test_is_current_stream_capturing():
+    """Where CUDA is not in use there is nothing to ask: a build without it raises."""
+    assert not torch.cuda.is_initialized()
+    assert not _torch.is_capturing()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_create_script_module():
+    class Kind:
+        def __call__(self, *_):
+            pass
+
+    create, net = torch.jit._recursive.create_script_module, torch.nn.Linear(2, 2)
+    net.register_forward_hook(Kind())
+    net.register_forward_pre_hook(Kind())
+    before = list(net._forward_hooks), list(net._forward_pre_hooks)
+    with pytest.raises(AttributeError):
+        torch.jit.script(net)  # without hiding them
+    first, second = _torch.hide_from_torchscript(Kind), _torch.hide_from_torchscript(Kind)
+    torch.jit.script(net)
+    first.remove()
+    first.remove()
+    torch.jit.script(net)
+    assert before == (list(net._forward_hooks), list(net._forward_pre_hooks))
+    second.remove()
+    assert torch.jit._recursive.create_script_module is create
+
+
+def test_gradient_scalers():
+    real, one = torch.amp.GradScaler.scale, torch.ones(1)
+    first, second = _torch.notice_scalers(), _torch.notice_scalers()
+    scalers = [torch.amp.GradScaler("cpu", init_scale=7.0), torch.amp.GradScaler("cpu", enabled=False)]
+    assert _torch.loss_scales() == []
+    scaled = [scaler.scale(one).item() for scaler in scalers]
+    assert scaled == [7.0, 1.0]
+    assert [float(scale) for scale in _torch.loss_scales()] == [7.0]
+    first.remove()
+    assert torch.amp.GradScaler.scale is not real
+    del scalers
+    assert _torch.loss_scales() == []
+    second.remove()
+    assert torch.amp.GradScaler.scale is real
+
+
+def test_get_dispatch_mode():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    seen = [_torch.is_faked()]
+    with FakeTensorMode():
+        seen.append(_torch.is_faked())
+    make_fx(lambda x: seen.append(_torch.is_faked()) or x + 1)(torch.ones(2))
+    assert seen == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "take"),
+    [
+        (torch.amp.GradScaler, "scale", _torch.notice_scalers),
+        (torch.jit._recursive, "create_script_module", lambda: _torch.hide_from_torchscript(int)),
+    ],
+)
+def test_somebody_elses_patch_around_ours_stays_and_ours_does_nothing(owner, name, take):
+    real, handle = getattr(owner, name), take()
+    ours = getattr(owner, name)
+    theirs = functools.wraps(ours)(lambda *args: ours(*args))
+    setattr(owner, name, theirs)
+    handle.remove()
+    assert getattr(owner, name) is theirs
+    setattr(owner, name, real)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from trimtab.cli.options import report_options
+from trimtab.cli.options import SEVERITIES, report_options
 
 
 @click.command(
@@ -24,6 +24,36 @@ from trimtab.cli.options import report_options
     help="File for the record. [default: .trimtab/NAME-TIME.db]",
 )
 @click.option("--no-store", is_flag=True, help="Keep the record in memory only.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0),
+    default=200.0,
+    metavar="MB",
+    help="Room for the record; then old steps are thinned evenly. 0 for no bound. [default: 200]",
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="RECORD",
+    help="Go on with the record of a run that ended before.",
+)
+@click.option(
+    "--resume-at",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Step of the checkpoint that SCRIPT starts from; what RECORD holds from there on is replaced. [default: its end]",
+)
+@click.option(
+    "--stop-on",
+    type=click.Choice(SEVERITIES),
+    help="Diagnose while SCRIPT trains, and end it at such a finding; the exit status is then 1.",
+)
+@click.option(
+    "--diagnose-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Recorded steps from look to look, for --stop-on. [default: as many looks as 1 % of the time pays for]",
+)
 @report_options(None)
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -35,6 +65,14 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> Callable[[],
     """
     if options["store"] is not None and options["no_store"]:
         raise click.UsageError("--store and --no-store exclude each other")
+    if options["resume"] is not None and (options["store"] is not None or options["no_store"]):
+        raise click.UsageError("--resume names the record itself: leave --store and --no-store out")
+    if options["resume_at"] is not None and options["resume"] is None:
+        raise click.UsageError("--resume-at says where in a record to go on: name it with --resume")
+    if options["diagnose_every"] is not None and options["stop_on"] is None:
+        raise click.UsageError("--diagnose-every says how often --stop-on looks: name what to stop on")
+    if 0 < options["budget"] < 1:
+        raise click.UsageError("--budget must be at least 1 megabyte, or 0 for no bound")
 
     def action() -> int | BaseException:
         from trimtab.runner.run import RunOptions, run_script
@@ -44,9 +82,13 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> Callable[[],
             Script(script, arguments, options["is_module"]),
             RunOptions(
                 every=options["every"],
-                store=options["store"],
+                store=options["resume"] or options["store"],
                 no_store=options["no_store"],
+                resume=False if options["resume"] is None else _resumed(options["resume_at"]),
+                budget=options["budget"],
                 stop_after=options["stop_after"],
+                stop_on=options["stop_on"],
+                diagnose_every=options["diagnose_every"],
                 format=options["form"],
                 output=options["output"],
                 fail_on=options["fail_on"],
@@ -55,3 +97,7 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> Callable[[],
         )
 
     return action
+
+
+def _resumed(step: int | None) -> bool | int:
+    return True if step is None else step

@@ -1,12 +1,13 @@
 """`trimtab.diagnose`: train a setup under watch, or read a record, and tell what is wrong."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trimtab._messages import say
 from trimtab._setup import Setup
 from trimtab.diagnosis import probes, ranks
 from trimtab.diagnosis.causes import SYMPTOMS, explain, without_mere_symptoms
@@ -14,12 +15,14 @@ from trimtab.diagnosis.conditioning import modes
 from trimtab.diagnosis.confidence import is_root, weighed
 from trimtab.diagnosis.evaluation import losses_by_mode
 from trimtab.diagnosis.found import Found
+from trimtab.diagnosis.history import history
 from trimtab.diagnosis.kinship import strangers
 from trimtab.diagnosis.rules import RULES
 from trimtab.diagnosis.view import View
 from trimtab.errors import UsageError
 from trimtab.prediction.riding import Ride
 from trimtab.recording import Record, Recorder, Schedule, Store
+from trimtab.recording.unseen import BYPASSED, SCRIPTED, TRANSFORMED
 from trimtab.report import Diagnosis, Finding, RunFacts, codes
 
 RECORDED = 200
@@ -202,7 +205,9 @@ def facts_of(record: Record, view: View) -> RunFacts:
         watching=None if view.before_training else share,
         record=None if record.path is None else str(record.path),
         unseen=_unseen(record, view),
+        unseen_sites=tuple(asdict(place) for place in record.unseen),
         finished=record.finished,
+        history=history(record),
     )
 
 
@@ -222,22 +227,20 @@ def _optimizer(facts: dict[str, Any]) -> str:
 
 
 def _unseen(record: Record, view: View) -> tuple[str, ...]:
-    """Modules with parameters that never ran while the model trained."""
+    """What a reader should know of what was not seen, one line a reason: parts with weights that are used, whole models, steps."""
+    places: dict[str, list[str]] = {}
+    for place in record.unseen:
+        matters = not place.name or place.reason == SCRIPTED
+        if place.name and place.reason in (BYPASSED, TRANSFORMED):
+            matters = bool(record.models[place.model]["modules"].get(place.name, {}).get("parameters"))
+        if matters and place.model in view.active:
+            places.setdefault(place.reason, []).append(view.name(place.model, place.name))
     notes = []
-    for model in view.active:
-        ran = {site.name for site in record.of_kind("output") if site.model == model}
-        if not ran:
-            continue
-        facts = record.models[model]["modules"]
-        silent = [
-            view.name(model, name)
-            for name, module in facts.items()
-            if module["parameters"] and name not in ran and module["leaf"]
-        ]
-        if silent:
-            shown = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")
-            notes.append(f"{shown}: never called as a module, so only its parameters were seen")
+    for reason, names in places.items():
+        names = list(dict.fromkeys(names))
+        more = say(" and {n} more", n=len(names) - 3) if len(names) > 3 else ""
+        notes.append(say("{names}: {reason}", names=", ".join(names[:3]) + more, reason=say(reason)))
     notes += ranks.silent(record)
     if record.facts.get("fault"):
-        notes.append(f"trimtab stopped watching: {record.facts['fault']}")
+        notes.append(say("trimtab stopped watching: {fault}", fault=record.facts["fault"]))
     return tuple(notes)

@@ -5,9 +5,11 @@ from trimtab.recording.record import COLUMNS, Kind, Record, Series, Site, Units,
 from trimtab.recording.recorder import Recorder
 from trimtab.recording.schedule import Schedule
 from trimtab.recording.sites import call_name, split_call
-from trimtab.recording.store import Store
+from trimtab.recording.store import BUDGET, Store, bytes_of
+from trimtab.recording.unseen import Unseen
 
 __all__ = [
+    "BUDGET",
     "COLUMNS",
     "Kind",
     "Record",
@@ -17,6 +19,8 @@ __all__ = [
     "Site",
     "Store",
     "Units",
+    "Unseen",
+    "bytes_of",
     "call_name",
     "class_name",
     "is_record",

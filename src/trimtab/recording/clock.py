@@ -6,6 +6,8 @@ from typing import Any, Protocol, TypeAlias
 
 from torch.optim import Optimizer
 
+from trimtab._torch import undisturbed
+
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -28,6 +30,22 @@ class StepListener(Protocol):
         """Something of trimtab's own went wrong inside a hook."""
 
 
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """The optimizer whose step does the work, inside the wrappers that accelerate and Lightning put around one.
+
+    Args:
+        optimizer: Any optimizer; one that is made of another and has hooks of its own is no mere wrapper.
+
+    Returns:
+        The optimizer itself where it is not wrapped.
+    """
+    inner = getattr(optimizer, "optimizer", None)
+    if not isinstance(inner, Optimizer) or inner is optimizer:
+        return optimizer
+    hooks = vars(optimizer).get("_optimizer_step_pre_hooks")
+    return inner if hooks is None or hooks is inner._optimizer_step_pre_hooks else optimizer
+
+
 def attach(listener: StepListener, optimizer: Optimizer) -> list[Any]:
     """Hook an optimizer's step.
 
@@ -43,6 +61,7 @@ def attach(listener: StepListener, optimizer: Optimizer) -> list[Any]:
     """
     reference = weakref.ref(listener)
 
+    @undisturbed
     def before(opt: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         heard = reference()
         if heard is None:
@@ -59,6 +78,7 @@ def attach(listener: StepListener, optimizer: Optimizer) -> list[Any]:
         told = _told(closure, reference, opt)
         return ((args[0], told, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": told})
 
+    @undisturbed
     def after(opt: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         heard = reference()
         if heard is not None:

@@ -64,6 +64,16 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                     yield (f"{prefix}.{inner}" if inner else prefix), part
 
 
+def scripted_modules(model: nn.Module) -> Iterator[str]:
+    """The names of a model's parts that are compiled by TorchScript, not of the parts of these."""
+    wrapped = wrapping(model)
+    inside: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and not name.startswith(inside):
+            inside = (*inside, f"{name}.")
+            yield plain_name(name, wrapped)
+
+
 def _in_containers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, value in vars(module).items():
         if name.startswith("_"):

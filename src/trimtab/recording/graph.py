@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab._torch import sequence_number
+from trimtab._torch import loss_scales, sequence_number
 
 MAX_NODES = 64
 
@@ -20,6 +20,12 @@ VIEWS = {
     "Clone", "Contiguous", "ToCopy", "Alias", "Unflatten", "Flatten", "Split", "SplitWithSizes", "Chunk", "Unbind", "AsStrided",
 }  # fmt: skip
 """Operations that move numbers about and change none."""
+
+LINEAR = VIEWS | {"Mul", "Div", "Neg", "Add", "Sum", "Mean"}
+"""Operations through which a factor of a part is a factor of the whole."""
+
+MAX_FACTORS = 8
+"""Operations between a loss and its scale."""
 
 LOSSES = (
     "NllLoss", "NllLoss2D", "MseLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "SmoothL1Loss", "HuberLoss",
@@ -84,25 +90,58 @@ def saved(node: Any, name: str) -> Tensor | None:
 
 @torch.no_grad()
 def loss_scale(loss: Tensor) -> Tensor | None:
-    """What mixed precision has multiplied a loss by: a power of two from 32 on. Any other factor is the user's own weight.
+    """What mixed precision has multiplied a loss by: the scale of a `GradScaler`, also inside a sum, a mean or a division.
+
+    Who scales by hand takes powers of two from 32 on, as the last thing; any other factor is the user's own weight.
 
     Args:
         loss: The tensor the backward pass starts from.
 
     Returns:
-        The factor on the loss's device, which is not waited for: 1 where it is no such power; None where nothing multiplies.
+        The factor on the loss's device, which is not waited for: 1 where it is none of these; None where nothing multiplies.
     """
-    node = loss.grad_fn
-    if node is None or operation(node) != "Mul":
+    node, scale = loss.grad_fn, None
+    if node is None:
         return None
+    scales = loss_scales()
+    for factor in _factors(node, MAX_FACTORS) if scales else ():
+        known = torch.stack([factor == there.to(factor.device).reshape(()) for there in scales]).any()
+        scale = _first(scale, torch.where(known, factor, torch.ones_like(factor)))
+    last = _factor(node)
+    if last is not None:
+        mantissa, exponent = torch.frexp(last)
+        by_hand = torch.where((mantissa == 0.5) & (exponent > 5), last, torch.ones_like(last))
+        scale = _first(scale, by_hand)
+    return None if scale is None else scale.to(loss.device)
+
+
+def _first(scale: Tensor | None, other: Tensor) -> Tensor:
+    """The first of two that is not 1."""
+    return other if scale is None else torch.where(scale == 1, other.to(scale), scale)
+
+
+def _factor(node: Any) -> Tensor | None:
+    """The number that a multiplication multiplies by, None for another operation."""
     parents = [parent for parent, _ in node.next_functions]
-    if len(parents) != 2 or parents.count(None) != 1:
+    if operation(node) != "Mul" or len(parents) != 2 or parents.count(None) != 1:
         return None
     factor = saved(node, "_saved_other" if parents[1] is None else "_saved_self")
     if factor is None or factor.numel() != 1 or not factor.is_floating_point() or factor.is_meta:
         return None
-    mantissa, exponent = torch.frexp(factor)
-    return torch.where((mantissa == 0.5) & (exponent > 5), factor, torch.ones_like(factor)).to(loss.device)
+    return factor.reshape(())
+
+
+def _factors(node: Any, depth: int) -> list[Tensor]:
+    """The numbers by which all of a loss is multiplied on its way, the last one first."""
+    parents = [parent for parent, _ in node.next_functions if parent is not None]
+    name = operation(node)
+    if not depth or not parents or name not in LINEAR:
+        return []
+    if len(parents) > 1:
+        found = [_factors(parent, depth - 1) for parent in parents]
+        return found[0] if name == "Add" and all(found) else []
+    factor = _factor(node)
+    return ([] if factor is None else [factor]) + _factors(parents[0], depth - 1)
 
 
 def loss_facts(loss: Tensor, origins: Mapping[int, str]) -> dict[str, Any]:
@@ -121,7 +160,7 @@ def loss_facts(loss: Tensor, origins: Mapping[int, str]) -> dict[str, Any]:
     if loss.grad_fn is None:
         return facts
     scale, start = loss_scale(loss), loss.grad_fn
-    if scale is not None and float(scale) != 1:
+    if scale is not None and float(scale) != 1 and operation(start) == "Mul":
         start = next(parent for parent, _ in start.next_functions if parent is not None)
     facts["operations"], facts["sources"] = trace_back(start, origins)
     for node in _nodes(start):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trimtab.recording.parts import Part
-from trimtab.recording.ranks import GRACE, Ranks
+from trimtab.recording.ranks import AHEAD, GRACE, Ranks
 from trimtab.recording.sites import SiteTable
 from trimtab.recording.store import Store
 from trimtab.recording.window import Window
@@ -41,8 +41,8 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run began."""
-        return time.perf_counter() - self._began
+        """Seconds since the run began; those between two sessions do not count."""
+        return self._store.past.seconds + time.perf_counter() - self._began
 
     def log(self, step: int, name: str, value: float | Tensor) -> None:
         """Keep a number of the user's; a tensor stays on its device until it is written."""
@@ -117,6 +117,14 @@ class Journal:
             self._ranks.leave()
             facts = {"size": self._ranks.size, "last": self._ranks.last, "error": self._ranks.error}
             self._store.facts({"ranks": facts})
+
+    def call_halt(self, step: int, why: str) -> tuple[int, str]:
+        """As `Recorder.call_halt`."""
+        return (step, why) if self._ranks is None else self._ranks.call_halt(step + AHEAD, why)
+
+    def halt(self) -> tuple[int, str] | None:
+        """As `Recorder.halt`."""
+        return None if self._ranks is None else self._ranks.halt()
 
     def _hand_over(self, waiting: dict[str, Any], window: Window | None = None) -> None:
         """Write what a step brought, or in a distributed run let it be put together first."""

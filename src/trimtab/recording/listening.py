@@ -52,6 +52,6 @@ def take_hooks_off(models: Iterable[WatchedModel], handles: list[Any]) -> None:
 def let_go(ear: Ear, models: Iterable[WatchedModel], *handles: list[Any]) -> None:
     """Leave torch as it was; also when the recorder was never closed."""
     _torch.stop_listening_to_backward(ear)
-    _torch.force_eager(False)
+    _torch.force_eager(False, ear)
     for some in handles:
         take_hooks_off(models, some)

@@ -4,7 +4,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trimtab._distributed import first_holder, is_copy, is_sum_pending, is_whole, local
@@ -39,29 +40,36 @@ class ParameterReader:
         self._updated: dict[int, weakref.ref[Tensor]] = {}
         self.changed = False
 
-    def refresh(self) -> None:
-        """Look at the models afresh: parameters may have come or been replaced."""
+    def refresh(self) -> bool:
+        """Look at the models afresh: parameters may have come or been replaced.
+
+        Returns:
+            Whether that could be done: not inside `functional_call`, with weights that last for the call.
+        """
+        found = [(watched, name, p) for watched in self._models for name, p, _ in watched.named_parameters()]
+        if self._known and not all(isinstance(p, nn.Parameter) or watched.adopted for watched, _, p in found):
+            return False
         before = set(self._sites)
         self._sites.clear()
         self._known.clear()
         self._shards.clear()
         self._copies.clear()
-        for watched in self._models:
-            for name, parameter, _ in watched.named_parameters():
-                if id(parameter) not in self._sites:
-                    sites = tuple(self._table.index(watched.index, name, kind) for kind in KINDS)
-                    self._sites[id(parameter)] = sites  # type: ignore[assignment]
-                    self._known.append((weakref.ref(parameter), sites))  # type: ignore[arg-type]
-                    self._strangers.pop(id(parameter), None)
-                    if not is_whole(parameter):
-                        if is_copy(parameter):
-                            self._copies.add(id(parameter))
-                        else:
-                            self._shards[id(parameter)] = first_holder(parameter)
+        for watched, name, parameter in found:
+            if id(parameter) not in self._sites:
+                sites = tuple(self._table.index(watched.index, name, kind) for kind in KINDS)
+                self._sites[id(parameter)] = sites  # type: ignore[assignment]
+                self._known.append((weakref.ref(parameter), sites))  # type: ignore[arg-type]
+                self._strangers.pop(id(parameter), None)
+                if not is_whole(parameter):
+                    if is_copy(parameter):
+                        self._copies.add(id(parameter))
+                    else:
+                        self._shards[id(parameter)] = first_holder(parameter)
         if set(self._sites) != before:
             self.changed = True
             for watched in self._models:
                 watched.forget_structure()
+        return True
 
     def forget(self) -> None:
         """Let go of the copies of a step that has ended."""
@@ -116,6 +124,24 @@ class ParameterReader:
                     found[key] = (reference, *now)
         return found
 
+    def set_aside(self, window: Window, stepped: list[Optimizer], idle: list[Optimizer]) -> None:
+        """Drop what the passes have left in parameters that only an optimizer which did not step trains.
+
+        A generator's loss also reaches the critic: what it leaves there is no gradient of the critic's own, and is cleared before one
+        is taken. Where it is not, it is read again at the step that uses it.
+
+        Args:
+            window: The step.
+            stepped: The optimizers that have stepped in it.
+            idle: Those that have not, but have before.
+        """
+        used = {id(p) for optimizer in stepped for group in optimizer.param_groups for p in group["params"]}
+        for optimizer in idle:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if id(parameter) not in used and id(parameter) in self._sites:
+                        window.raw.pop(self._sites[id(parameter)][1], None)
+
     def thrown_away(self, window: Window) -> bool:
         """Whether the gradients that earlier passes of this window left have been cleared since."""
         for reference, identity, version in window.deposits.values():
@@ -125,15 +151,42 @@ class ParameterReader:
                 return False
         return bool(window.deposits)
 
-    def before_step(self, optimizer: Optimizer, window: Window) -> None:
-        """The gradients are as the optimizer will use them, the parameters as the forward call used them."""
-        scale: Any = getattr(optimizer, "grad_scale", None)
-        divisor = None if scale is None else float(scale)  # fused optimizers unscale inside their own kernel
+    def meet(self, optimizer: Optimizer) -> list[Tensor]:
+        """Know an optimizer's parameters, also those that no model has: what a pass leaves in them counts.
+
+        Args:
+            optimizer: Any optimizer.
+
+        Returns:
+            Its parameters.
+        """
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if any(id(p) not in self._sites and id(p) not in self._strangers for p in parameters):
             self.refresh()
             self._strangers |= {id(p): weakref.ref(p) for p in parameters if id(p) not in self._sites}
-        for parameter in parameters:
+        return parameters
+
+    def knows(self, watched: WatchedModel, module: nn.Module) -> bool:
+        """Whether the weights of a module are known, judged by the first: `functional_call` puts others in the place of its own.
+
+        Args:
+            watched: Its model, which adopts weights that an optimizer trains.
+            module: The model, or a part of it.
+
+        Returns:
+            Whether they are, or are known from now on.
+        """
+        first = next(module.parameters(), None)
+        if first is not None and id(first) in self._strangers and module is watched.model:
+            watched.adopt(module, self._strangers)
+            self.refresh()
+        return first is None or id(first) in self._sites
+
+    def before_step(self, optimizer: Optimizer, window: Window) -> None:
+        """The gradients are as the optimizer will use them, the parameters as the forward call used them."""
+        scale: Any = getattr(optimizer, "grad_scale", None)
+        divisor = None if scale is None else float(scale)  # fused optimizers unscale inside their own kernel
+        for parameter in self.meet(optimizer):
             sites = self._sites.get(id(parameter))
             if sites is not None:
                 self._read(parameter, sites, window, divisor)
@@ -144,6 +197,8 @@ class ParameterReader:
             return
         if id(parameter) in self._shards:
             window.spread |= dict.fromkeys(sites, self._shards[id(parameter)])
+        if grad is not None and grad.layout == torch.sparse_coo:
+            window.note_rows(sites[2], grad)
         if grad is not None:  # read again: neither `grad.data` nor a gradient scaler counts its version up
             window.parameters[sites[2]] = self._tape.measure(grad)
             if divisor:

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from trimtab.errors import UsageError
 from trimtab.recording.listening import take_hooks_off
@@ -39,6 +40,10 @@ class Passenger(Protocol):
 
     def prediction(self) -> Any:
         """What came of it; it has a `to_dict`."""
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 Boarding = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Passenger]
@@ -155,7 +160,9 @@ class Seat:
         done = [i for i, ride in self._rides.items() if ride.answered or self._tries[i] == TRIES]
         for index in done:
             try:
-                self.facts[str(index)] = self._rides.pop(index).prediction().to_dict()
+                # This may be inside the user's next forward call: a checkpoint around it must not take our tensors for its own.
+                with saved_tensors_hooks(_same, _same):
+                    self.facts[str(index)] = self._rides.pop(index).prediction().to_dict()
             except Exception as error:
                 self._decline(index, error)
         changed, self._told = bool(done) or not self._told, True

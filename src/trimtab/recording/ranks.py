@@ -6,6 +6,7 @@ watches holds up nobody, and the user's own collectives keep their order. Beyond
 """
 
 import contextlib
+import json
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ WAITING = 32
 """Steps that wait for parts of other ranks before the oldest is taken as it is."""
 GRACE = 10.0
 """Seconds that the first rank waits at the end for those that have reported before."""
+AHEAD = 2
+"""Steps from the one at which a halt is called to the last."""
 PAUSE = 0.005
 """Seconds between two looks while it waits."""
 
@@ -138,6 +141,22 @@ class Ranks(Generic[T]):
             if not self.first:
                 self._send(whole)
             yield whole, extra
+
+    def call_halt(self, step: int, why: str) -> tuple[int, str]:
+        """Tell all ranks that `step` is to be the last, and why; returns both."""
+        self._try_set("halt", 0, json.dumps([step, why]).encode())
+        return step, why
+
+    def halt(self) -> tuple[int, str] | None:
+        """The last step and the reason, if the first rank has called a halt."""
+        if self.first or not self._has("halt", 0):
+            return None
+        try:
+            step, why = json.loads(self._store.get(self._key("halt", 0)))
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"
+            return None
+        return int(step), str(why)
 
     def leave(self) -> None:
         """This rank has no more parts."""

@@ -11,7 +11,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from trimtab.errors import RecordError
+from trimtab.recording.sessions import writer_runs
 from trimtab.recording.store import APPLICATION_ID, FORMAT, Store, from_disk
+from trimtab.recording.unseen import Unseen, unseen
 
 Kind: TypeAlias = Literal[
     "input",
@@ -36,6 +38,9 @@ Kind: TypeAlias = Literal[
 """
 
 COLUMNS = ("count", "mean", "std", "abs_mean", "abs_max", "zeros", "nonfinite")
+BLOCK = 512
+"""Rows that are read at once."""
+
 SQLITE_HEADER = b"SQLite format 3\x00"
 
 
@@ -80,29 +85,37 @@ class Series:
 
     Attributes:
         steps: Training steps, shape (n,).
-        rows: Readings, shape (n, 7), columns as in `COLUMNS`.
+        stored: Readings as they are stored, shape (n, 7) in float32.
     """
 
     steps: np.ndarray
-    rows: np.ndarray
+    stored: np.ndarray
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Readings, shape (n, 7) in float64, columns as in `COLUMNS`."""
+        return self.stored.astype(np.float64)
 
     def __len__(self) -> int:
         return len(self.steps)
 
+    def _column(self, column: int) -> np.ndarray:
+        return self.stored[:, column].astype(np.float64)
+
     @property
     def count(self) -> np.ndarray:
         """Finite values."""
-        return self.rows[:, 0]
+        return self._column(0)
 
     @property
     def mean(self) -> np.ndarray:
         """Mean of the finite values."""
-        return self.rows[:, 1]
+        return self._column(1)
 
     @property
     def std(self) -> np.ndarray:
         """Standard deviation of the finite values."""
-        return self.rows[:, 2]
+        return self._column(2)
 
     @property
     def second_moment(self) -> np.ndarray:
@@ -125,12 +138,12 @@ class Series:
     @property
     def abs_max(self) -> np.ndarray:
         """Largest magnitude."""
-        return self.rows[:, 4]
+        return self._column(4)
 
     @property
     def nonfinite(self) -> np.ndarray:
         """Number of NaN and infinite values."""
-        return self.rows[:, 6]
+        return self._column(6)
 
 
 class Record:
@@ -147,8 +160,8 @@ class Record:
             pass reached), "rates" (learning rates by optimizer and group, as the step used them), "sampled" (indices of the
             sites where a large tensor was read in part: its absolute mean and zeros come from blocks of it; all numbers of an
             update do, with counts scaled up to the whole).
-        readings: Shape (n, sites, 7), columns as in `COLUMNS`; count and nonfinite are 0 where a site was not seen.
-        loss_steps: All steps, recorded or not; `losses`, `loss_seen`, `rates` (of the first group) and `stepped` (bits) belong
+        readings: Shape (n, sites, 7) in float32, columns as in `COLUMNS`; count and nonfinite are 0 where a site was not seen.
+        loss_steps: All steps, recorded or not, but those that a budget has thinned (the fact "thinned"); `losses`, `loss_seen`, `rates` (of the first group) and `stepped` (bits) belong
             to them.
     """
 
@@ -160,20 +173,42 @@ class Record:
         }
         self.sites = tuple(Site(*row) for row in self._all("SELECT id, model, name, kind FROM sites ORDER BY id"))
         self._index = {(site.model, site.name, site.kind): site for site in self.sites}
-        rows = self._all("SELECT step, seconds, info, readings FROM steps ORDER BY step")
-        self.steps = np.array([row[0] for row in rows], dtype=np.int64)
-        self.seconds = np.array([row[1] for row in rows], dtype=np.float64)
-        self.info: list[dict[str, Any]] = [json.loads(row[2]) for row in rows]
-        self.readings = np.zeros((len(rows), len(self.sites), 7))
-        for i, row in enumerate(rows):
-            block = from_disk(row[3])[: len(self.sites)]
-            self.readings[i, : len(block)] = block
-        table = self._all("SELECT step, loss, rate, optimizers FROM losses ORDER BY step")
-        self.loss_steps = np.array([row[0] for row in table], dtype=np.int64)
-        self.losses = np.array([np.nan if row[1] is None else _number(row[1]) for row in table], dtype=np.float64)
-        self.loss_seen = np.array([row[1] is not None for row in table], dtype=bool)
-        self.rates = np.array([np.nan if row[2] is None else row[2] for row in table], dtype=np.float64)
-        self.stepped = np.array([row[3] for row in table], dtype=np.int64)
+        self._read_steps()
+        self._read_losses()
+
+    def _read_steps(self) -> None:
+        """Readings are kept as they are stored, in float32 and site after site, so that a record of 10⁵ steps fits where its file does."""
+        count = self._all("SELECT count(*) FROM steps")[0][0]
+        by_site = np.zeros((len(self.sites), count, 7), dtype=np.float32)
+        self.steps = np.zeros(count, dtype=np.int64)
+        self.seconds = np.zeros(count)
+        self.info: list[dict[str, Any]] = []
+        rows = self._connection.execute("SELECT step, seconds, info, readings FROM steps ORDER BY step")
+        block = np.zeros((BLOCK, len(self.sites), 7), dtype=np.float32)
+        for first in range(0, count, BLOCK):
+            block[:] = 0
+            few = rows.fetchmany(BLOCK)
+            for i, (step, seconds, info, readings) in enumerate(few):
+                self.steps[first + i], self.seconds[first + i] = step, seconds
+                self.info.append(json.loads(info))
+                found = np.frombuffer(readings, dtype="<f4").reshape(-1, 7)[: len(self.sites)]
+                block[i, : len(found)] = found
+            by_site[:, first : first + len(few)] = block[: len(few)].transpose(1, 0, 2)
+        self.readings = by_site.transpose(1, 0, 2)
+
+    def _read_losses(self) -> None:
+        count = self._all("SELECT count(*) FROM losses")[0][0]
+        self.loss_steps, self.stepped = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        self.losses, self.rates = np.full(count, np.nan), np.full(count, np.nan)
+        self.loss_seen = np.zeros(count, dtype=bool)
+        rows = self._connection.execute("SELECT step, loss, rate, optimizers FROM losses ORDER BY step")
+        for first in range(0, count, BLOCK):
+            steps, losses, rates, stepped = zip(*rows.fetchmany(BLOCK), strict=True)
+            piece = slice(first, first + len(steps))
+            self.loss_steps[piece], self.stepped[piece] = steps, stepped
+            self.loss_seen[piece] = [loss is not None for loss in losses]
+            self.losses[piece] = [np.nan if loss is None else _number(loss) for loss in losses]
+            self.rates[piece] = [np.nan if rate is None else rate for rate in rates]
 
     def _all(self, query: str) -> list[tuple[Any, ...]]:
         return self._connection.execute(query).fetchall()
@@ -283,15 +318,25 @@ class Record:
         optimizers: list[dict[str, Any]] = self.facts.get("optimizers", [])
         return optimizers
 
+    @cached_property
+    def unseen(self) -> list[Unseen]:
+        """What of the models could not be seen at any recorded step, and why."""
+        return unseen(self)
+
     @property
     def finished(self) -> bool:
         """Whether the run has ended (or the watch was closed)."""
         return "ended" in self.facts
 
     @property
+    def abandoned(self) -> bool:
+        """Whether the process that wrote it has ended without closing it: it was killed."""
+        return not self.finished and writer_runs(self.facts) is False
+
+    @property
     def step_count(self) -> int:
-        """Training steps seen."""
-        return len(self.loss_steps)
+        """Training steps seen, those among them whose losses were thinned."""
+        return int(self.loss_steps[-1]) + 1 if len(self.loss_steps) else 0
 
     def site(self, model: int, name: str, kind: Kind) -> Site | None:
         """The site of this name and kind, None when there is none."""
@@ -305,7 +350,19 @@ class Record:
         """The readings of a site at the steps at which it was seen."""
         rows = self.readings[:, site.index]
         seen = (rows[:, 0] > 0) | (rows[:, 6] > 0)
-        return Series(self.steps[seen], rows[seen])
+        return Series(self.steps, rows) if seen.all() else Series(self.steps[seen], rows[seen])
+
+    def squares(self, site: int) -> np.ndarray:
+        """The sum of squares of a site's finite values at each recorded step, 0 where it was not seen.
+
+        Args:
+            site: Its index.
+
+        Returns:
+            Shape (n,).
+        """
+        count, mean, std = self.readings[:, site, :3].astype(np.float64).T
+        return np.where(count > 0, count * (mean**2 + std**2), 0.0)
 
     def label(self, model: int, name: str) -> str:
         """The name of a module or parameter for people: with its model's name where there are several models."""

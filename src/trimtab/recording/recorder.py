@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 import torch
@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trimtab import _distributed, _torch
-from trimtab.errors import UsageError
-from trimtab.recording import batch_statistics, clock, details
+from trimtab.errors import RecordError, UsageError
+from trimtab.recording import batch_statistics, clock, details, sessions, unseen
 from trimtab.recording.attention import attentions
 from trimtab.recording.broadcasting import broadcasts
 from trimtab.recording.clearing import Clearing
@@ -38,7 +38,7 @@ from trimtab.recording.roster import Roster, rates
 from trimtab.recording.schedule import Schedule
 from trimtab.recording.sites import SiteTable
 from trimtab.recording.store import Store
-from trimtab.recording.taps import End, Entry, Tap, gradient_hook
+from trimtab.recording.taps import End, Entry, Hook, Tap, gradient_hook
 from trimtab.recording.walk import measurable, tensors
 from trimtab.recording.watched import WatchedModel
 from trimtab.recording.window import Window
@@ -109,12 +109,13 @@ class Recorder:
         self.roster = Roster()
         self.on_step: Callable[[int], None] | None = None
         self.fault: Exception | None = None
-        self.spent = 0.0
-        self._sites = SiteTable()
+        self.spent = store.past.spent
+        self._sites = SiteTable(store.past.sites)
         self._tape = Tape()
         self._journal = Journal(store, self._sites, self._tape)
         self._parameters = ParameterReader(self.models, self._sites, self._tape)
         self._clearing = Clearing()
+        self._unseen = unseen.Sightings()
         self._close_up = CloseUp(self._sites)
         self._handles: list[Any] = []
         self._leaf_handles: list[Any] = []
@@ -125,18 +126,21 @@ class Recorder:
         self._active = False
         self._stepped = False
         self._told = -1
+        self._end: Exception | None = None
         self._lost = 0
         self._took_turns = 0
+        self._have_stepped = 0
         self._running = False
         self._ended = False
-        self._eager = False
         self._thread = 0
         self._closing = threading.Lock()
         self._batch: Any = None
         self._fed = Fed()
         self._data = Fed()
-        self._seat = Seat(board if _distributed.rank() == 0 else None)  # what it tells is kept by the first rank alone
-        self.step = 0
+        self._joined = False
+        # What is foretold holds for the first step of the run, and is kept by the first rank alone.
+        self._seat = Seat(None if store.past.facts or _distributed.rank() else board)
+        self.step = store.past.step
         self._window = self._open()
         self._ear = Ear(self)
         weakref.finalize(self, let_go, self._ear, self.models, self._handles, self._leaf_handles).atexit = False
@@ -153,6 +157,11 @@ class Recorder:
         """Backward passes seen so far."""
         return self._pass
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began."""
+        return self._journal.seconds
+
     def start(self) -> "Recorder":
         """Begin to listen."""
         warm_up()
@@ -162,13 +171,16 @@ class Recorder:
         _torch.listen_to_backward(self._ear)
         reference = weakref.ref(self)
 
+        @_torch.undisturbed
         def foreign(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             recorder = reference()
             if recorder is not None:
                 recorder._stepped_elsewhere(optimizer)
 
-        self._handles.append(register_optimizer_step_post_hook(foreign))
-        self.store.facts({"name": self.name, "schedule": self.schedule.every, "began": time.time(), "pid": os.getpid()})
+        self._handles += [register_optimizer_step_post_hook(foreign)]
+        self._handles += [_torch.hide_from_torchscript(Hook), _torch.notice_scalers()]
+        if not self.store.past.facts:
+            self._join()
         if self._window.recording:
             self._listen()
         return self
@@ -195,7 +207,7 @@ class Recorder:
             else:
                 self._lost += sum(not math.isfinite(loss) for loss in self._window.losses)
             self._journal.finish()
-            if self.step:
+            if self.step > self.store.past.step:
                 self._describe()
             self.store.facts({
                 "ended": time.time(),
@@ -214,7 +226,16 @@ class Recorder:
         self._set_eager(False)
 
     def fail(self, error: Exception) -> None:
-        """Switch off after a fault of trimtab's own: one warning, and the user's run goes on."""
+        """Switch off after a fault of trimtab's own: one warning, and the user's run goes on.
+
+        Args:
+            error: What went wrong.
+
+        Raises:
+            Exception: It is no fault, but what `on_step` raised to end the run.
+        """
+        if error is self._end:
+            raise error
         if self.fault is None:
             self.fault = error
             self._running = False
@@ -225,6 +246,30 @@ class Recorder:
                 warnings.warn(f"trimtab stopped watching: {what}", RuntimeWarning, stacklevel=2)
             except RuntimeWarning as warning:  # the user's program makes errors of warnings
                 print(f"{warning}", file=sys.stderr)
+
+    def check_models(self) -> None:
+        """Refuse to go on with the record of another model.
+
+        Raises:
+            RecordError: It has parameters of other names or shapes.
+        """
+        before = self.store.past.facts.get("models")
+        if before:
+            found = sessions.difference(before, self.roster.facts(self._parameters.was_updated)["models"])
+            if found:
+                raise RecordError(
+                    f"cannot resume {self.store.path}: it is the record of another model ({found}); nothing was written to it"
+                )
+
+    def _join(self) -> None:
+        """The session begins: at once in a new record, at the end of its first step in one that is resumed."""
+        self._joined = True
+        if self.store.past.facts:
+            self.check_models()
+            self.store.join()
+        else:
+            self.store.facts({"name": self.name, "schedule": self.schedule.every, "began": time.time()})
+        self.store.facts(sessions.opened(self.store.past))
 
     def _note(self, facts: dict[str, Any]) -> None:
         """Put facts into the record, if it can be written at all."""
@@ -260,10 +305,12 @@ class Recorder:
 
     def add_optimizer(self, optimizer: Optimizer, label: str = "") -> int:
         """Watch an optimizer from its next step on."""
+        optimizer = clock.innermost(optimizer)
         index = self.roster.index(optimizer)
         if index is None:
             index = self.roster.add_optimizer(optimizer, label)
             self._handles += clock.attach(self, optimizer)
+            self._parameters.meet(optimizer)
         return index
 
     def log(self, name: str, value: float | Tensor) -> None:
@@ -298,8 +345,7 @@ class Recorder:
             watched.attach_entries()
 
     def _set_eager(self, on: bool) -> None:
-        if on != self._eager:
-            self._eager = _torch.force_eager(on) and on
+        _torch.force_eager(on, self._ear)
 
     def _close_stepped(self) -> None:
         """Close the open step if an optimizer has stepped; of several threads that come at once, one does."""
@@ -313,13 +359,19 @@ class Recorder:
         window = self._window
         self._took_turns = window.optimizers
         self._last = None
+        if not self._joined:
+            self._join()
         take_hooks_off((), self._leaf_handles)
         self._close_up.clear()
         self._owner = None
         self._parameters.forget()
         self._journal.step_ended(window)
+        idle = self._have_stepped & ~window.optimizers
+        self._have_stepped |= window.optimizers
         if window.recording:
             self._read_targets()
+            if idle:
+                self._parameters.set_aside(window, self.roster.chosen(window.optimizers), self.roster.chosen(idle))
             self._describe()
             if self._seat.step_ended():
                 self.store.facts({"predictions": self._seat.facts})
@@ -337,17 +389,20 @@ class Recorder:
 
     def _describe(self) -> None:
         """Write what the models and optimizers are, again whenever something has joined."""
-        if self.roster.changed or self._parameters.changed:
-            self._parameters.refresh()
+        if (self.roster.changed or self._parameters.changed) and self._parameters.refresh():
             self.roster.changed = self._parameters.changed = False
+            self._unseen.changed = True
             self.store.facts(self.roster.facts(self._parameters.was_updated))
+        if self._unseen.changed:
+            self._unseen.changed = False
+            self.store.facts({"unseen": self._unseen.facts(self.models)})
 
     # ------------------------------------------------------------------------------------------------ forward
 
     @_timed
     def entered(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward call of an entry module begins: a new scope, if it can train."""
-        if not self._running or _torch.in_backward() or _torch.functorch_is_active():
+        if not self._running or self._cannot_look(entry):
             return
         module, owner = entry.module(), None if self._owner is None else self._owner()
         if module is None or (entry.name and owner is not None and owner is not module):
@@ -366,6 +421,9 @@ class Recorder:
         for watched in self.models:
             watched.attach_taps()
         watched = self.models[entry.model]
+        if not self._parameters.knows(watched, module):
+            window.foreign.add(self._scope)
+            self._unseen.note(entry.model, "parameter", unseen.FOREIGN)
         if not entry.name:
             watched.only_root_enters()
             watched.attach_entries()
@@ -389,10 +447,40 @@ class Recorder:
         window.copies, window.place = max(window.copies, copies), max(window.place, place)
         window.halves |= halves
 
+    def call_halt(self, step: int, why: str) -> tuple[int, str]:
+        """Let all ranks of a distributed run stop at the same step.
+
+        Args:
+            step: The step that has just ended.
+            why: In words.
+
+        Returns:
+            The step that is the last, this one in a run of one rank, and the reason.
+        """
+        return self._journal.call_halt(step, why)
+
+    def halt(self) -> tuple[int, str] | None:
+        """The step that is to be the last, and why, if the first rank has called a halt."""
+        return self._journal.halt()
+
     def catch_up(self) -> None:
         """Write what is waiting for the other ranks of a distributed run, as far as they have come."""
         with self._closing:
             self._journal.catch_up()
+
+    def _cannot_look(self, entry: Entry) -> bool:
+        """Whether nothing can be read of this forward call."""
+        if _torch.is_capturing():
+            self._unseen.note(entry.model, "step", unseen.CAPTURED)
+            for watched in self.models:
+                watched.detach_taps()
+        elif _torch.functorch_is_active():
+            self._unseen.note(entry.model, "output", unseen.TRANSFORMED)
+        elif _torch.in_backward():
+            self._unseen.note(entry.model, "output", unseen.RECOMPUTED)
+        else:
+            return _torch.has_no_values()
+        return True
 
     def ended(self, end: End) -> None:
         """A forward call of a root, along which somebody rode, has ended."""
@@ -478,49 +566,61 @@ class Recorder:
     def left(self, tap: Tap, args: tuple[Any, ...], output: Any) -> None:
         """A tapped module has run: measure its output and wait for the gradient."""
         window = self._window
-        if not window.recording or not self._running or _torch.functorch_is_active() or _torch.is_traced():
+        if not window.recording or not self._running or _torch.has_no_values():
             return
         module = tap.module()
         if module is not None:
             self._seat.left(tap.model, tap.name, module, args, output)
-        again = _torch.in_backward()  # a checkpointed block runs its forward a second time
-        scope = self._scope
-        reference = weakref.ref(self)
         found = (output,) if type(output) is Tensor else measurable(output, MAX_OUTPUTS)
+        if not found or not tap.heard:
+            self._hear(tap, found, output)
         for i, tensor in enumerate(found):
             last = self._last
             if last is not None and last[0]() is tensor and last[1] == tensor._version:
                 continue  # a container that returns what its last child returned
-            while i >= len(tap.sites):  # the one before may have been skipped as a child's
-                name = f"{tap.name}[{len(tap.sites)}]" if tap.sites else tap.name
-                tap.sites.append((
-                    self._sites.index(tap.model, name, "output"),
-                    self._sites.index(tap.model, name, "gradient"),
-                ))
-            site, gradient_site = tap.sites[i]
-            if _distributed.is_copy(tensor):
-                continue  # another rank measures the very same
-            if not again:
-                window.forwards.append((self._tape.measure(tensor), site, scope))
-            if tensor.requires_grad:
-                handle = tensor.register_hook(gradient_hook(reference, gradient_site, scope))  # type: ignore[no-untyped-call]
-                if tensor.is_leaf:  # a parameter, or the user's own input: it outlives the step
-                    self._leaf_handles.append(handle)
-            if window.detail and not again and i == 0:
-                self._close_up.look(window, scope, tap, args, tensor, site, self._data)
-            self._last = (
-                weakref.ref(tensor),
-                tensor._version,
-            )  # to hold it would cost the user's step a fresh allocation
+            if not _distributed.is_copy(tensor):  # of another rank's, which measures the very same
+                self._measure_output(tap, args, tensor, i)
         if self._owner is not None and self._owner() is module:
             self._owner = None
+
+    def _measure_output(self, tap: Tap, args: tuple[Any, ...], tensor: Tensor, i: int) -> None:
+        """Measure the i-th tensor of what a module gave, and wait for its gradient."""
+        window, scope = self._window, self._scope
+        while i >= len(tap.sites):  # the one before may have been skipped as a child's
+            name = f"{tap.name}[{len(tap.sites)}]" if tap.sites else tap.name
+            tap.sites.append((
+                self._sites.index(tap.model, name, "output"),
+                self._sites.index(tap.model, name, "gradient"),
+            ))
+        site, gradient_site = tap.sites[i]
+        again = _torch.in_backward()  # a checkpointed block runs its forward a second time
+        if not again:
+            row = self._tape.measure(tensor)
+            window.forwards.append((row, site, scope))
+            if row < 0:
+                self._unseen.nothing_to_read(tap.model, tap.name, tensor)
+        if tensor.requires_grad:
+            handle = tensor.register_hook(gradient_hook(weakref.ref(self), gradient_site, scope))  # type: ignore[no-untyped-call]
+            if tensor.is_leaf:  # a parameter, or the user's own input: it outlives the step
+                self._leaf_handles.append(handle)
+        if window.detail and not again and i == 0:
+            self._close_up.look(window, scope, tap, args, tensor, site, self._data)
+        self._last = weakref.ref(tensor), tensor._version  # to hold it would cost the user's step a fresh allocation
+
+    def _hear(self, tap: Tap, found: Sequence[Tensor], output: Any) -> None:
+        """A module is called for the first time, or gives nothing to read."""
+        if not tap.heard:
+            tap.heard = True
+            self._unseen.called(tap.model, tap.name)
+        if not found:
+            self._unseen.nothing_to_read(tap.model, tap.name, output)
 
     # ------------------------------------------------------------------------------------------------ backward
 
     @_timed
     def before_backward(self, losses: tuple[Tensor, ...]) -> None:
         """A backward pass begins."""
-        if not self._running or self._elsewhere():
+        if not self._running or self._elsewhere() or _torch.is_capturing():
             return
         try:
             if not self._window.closure:
@@ -550,7 +650,7 @@ class Recorder:
     def _keep_loss(self, losses: tuple[Tensor, ...]) -> None:
         if len(losses) == 1 and losses[0].numel() == 1 and not losses[0].is_meta:
             value, scale = losses[0].detach(), loss_scale(losses[0])
-            self._window.loss_scale = scale
+            self._window.keep_scale(self._pass, scale)
             if scale is not None:
                 value = value / scale
             self._window.losses.append(float(value) if value.device.type == "cpu" else value.clone())
@@ -572,6 +672,9 @@ class Recorder:
         try:
             self._seat.backward_ended()
             deposited = self._parameters.read_raw(self._window)
+            if not deposited and self._window.foreign & self._window.reached:
+                for watched in self.models:
+                    self._unseen.note(watched.index, "gradient", unseen.FOREIGN)
             self._window.end_pass(
                 deposited or self._stepped
             )  # an optimizer that steps inside the pass leaves nothing behind
@@ -582,7 +685,7 @@ class Recorder:
 
     def closure_begins(self, optimizer: Optimizer) -> None:
         """The optimizer runs a closure: its passes belong to this step."""
-        if not self._running:
+        if not self._running or _torch.is_capturing():
             return
         self._close_stepped()
         self._window.begin_closure()
@@ -595,9 +698,11 @@ class Recorder:
     @_timed
     def before_step(self, optimizer: Optimizer) -> None:
         """The gradients are as the optimizer will use them, the parameters as the forward call used them."""
-        if not self._running:
+        if not self._running or _torch.is_capturing():
             return
         index = self.add_optimizer(optimizer)
+        if index < LAST_BIT and self._window.optimizers >> index & 1 and not self._window.closure:
+            self._close_stepped()  # gradients that came by no backward pass: by vmap, or by hand
         window = self._window
         self._stepped = True
         self._thread = threading.get_ident()
@@ -611,7 +716,7 @@ class Recorder:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """The parameters have been updated: the step is done, unless another optimizer follows at once."""
-        if not self._running:
+        if not self._running or _torch.is_capturing():
             return
         self._finish_step(optimizer)
         stepped = self._window.optimizers
@@ -621,7 +726,11 @@ class Recorder:
     def _tell(self, step: int) -> None:
         if self.on_step is not None and step > self._told:
             self._told = step
-            self.on_step(step)
+            try:
+                self.on_step(step)
+            except Exception as error:
+                self._end = error
+                raise
 
     @_timed
     def _finish_step(self, optimizer: Optimizer) -> None:
@@ -634,14 +743,20 @@ class Recorder:
                 window.details["distinct"] = self._parameters.distinct()
             for watched in self.models:
                 watched.detach_taps()
-        elif self.schedule.records(self.step + 1):
+        if not self.schedule.records(
+            self.step + 1
+        ):  # now: inside the next forward call it would be too late for that call
+            self._set_eager(False)
+            for watched in self.models:
+                watched.detach_entries()
+        elif not window.recording:
             self._listen()
         self._clearing.remember(index, optimizer)
         window.end_closure()
 
     def _stepped_elsewhere(self, optimizer: Optimizer) -> None:
         """An optimizer that nobody watches has stepped: the passes before it were its own."""
-        if self._window.optimizers or not self._running or self._elsewhere():
+        if self._window.optimizers or not self._running or self._elsewhere() or _torch.is_capturing():
             return
         if self.roster.index(optimizer) is None:
             self._window.forget_passes()

@@ -69,6 +69,11 @@ class Roster:
         """The optimizers that still are."""
         return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
 
+    def chosen(self, bits: int) -> list[Optimizer]:
+        """The optimizers at the places whose bits are set, those that still are."""
+        found = (reference() for i, reference in enumerate(self._optimizers) if bits >> i & 1)
+        return [optimizer for optimizer in found if optimizer is not None]
+
     def rates(self) -> list[list[float | Tensor]]:
         """Learning rate of each group of each optimizer; nothing of one that is gone."""
         optimizers = (reference() for reference in self._optimizers)

@@ -1,6 +1,6 @@
 """The table of sites: every place that has been measured gets a number once. The names of a module's calls."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import numpy as np
@@ -15,10 +15,14 @@ MAX_CALLS = 256
 
 
 class SiteTable:
-    """Numbers for sites, in the order in which they were first seen."""
+    """Numbers for sites, in the order in which they were first seen.
 
-    def __init__(self) -> None:
-        self._index: dict[tuple[int, str, Kind], int] = {}
+    Args:
+        known: Sites that the store has already, in order.
+    """
+
+    def __init__(self, known: Iterable[tuple[int, str, str]] = ()) -> None:
+        self._index: dict[tuple[int, str, str], int] = {site: i for i, site in enumerate(known)}
         self._new: list[tuple[int, int, str, str]] = []
 
     def __len__(self) -> int:

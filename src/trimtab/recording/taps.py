@@ -41,7 +41,7 @@ def _inert() -> Callable[..., None]:
     return contextlib.nullcontext().__exit__
 
 
-class _Hook:
+class Hook:
     """A module hook that belongs to one listener and one module.
 
     Attributes:
@@ -64,7 +64,7 @@ class _Hook:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
-class Entry(_Hook):
+class Entry(Hook):
     """A forward pre-hook that tells when a forward call of a root begins."""
 
     __slots__ = ()
@@ -82,18 +82,20 @@ class Entry(_Hook):
             listener.fail(error)
 
 
-class Tap(_Hook):
+class Tap(Hook):
     """A forward hook: one module's output and, through a hook on the tensor, the gradient at it.
 
     Attributes:
         sites: Index of the output site and of the gradient site, for each output tensor seen so far.
+        heard: Whether a call has been heard.
     """
 
-    __slots__ = ("sites",)
+    __slots__ = ("heard", "sites")
 
     def __init__(self, listener: Listener, module: nn.Module, model: int, name: str) -> None:
         super().__init__(listener, module, model, name)
         self.sites: list[tuple[int, int]] = []
+        self.heard = False
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Tell the listener; never raises."""
@@ -108,7 +110,7 @@ class Tap(_Hook):
             listener.fail(error)
 
 
-class End(_Hook):
+class End(Hook):
     """A forward hook that tells when a forward call of a root has ended, also where it raised."""
 
     __slots__ = ()

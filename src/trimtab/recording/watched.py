@@ -1,7 +1,7 @@
 """One watched model: its named modules and parameters, and the hooks that are put on and taken off at each recorded step."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ class WatchedModel:
         active: Whether it is watched at all; a model that nothing trains is left alone.
         absorbed: Whether it has turned out to be a part of another watched model.
         trained: Whether an optimizer is known to train it, or to have trained it.
+        adopted: Weights by name that `functional_call` puts in the place of the model's own, and that an optimizer trains.
     """
 
     def __init__(self, listener: Listener, model: nn.Module, index: int, label: str) -> None:
@@ -39,6 +40,7 @@ class WatchedModel:
         self.active = True
         self.absorbed = False
         self.trained = False
+        self.adopted: dict[str, weakref.ref[Tensor]] = {}
         self._facts: dict[str, Any] = {"modules": {}, "parameters": {}}
 
     @property
@@ -60,10 +62,25 @@ class WatchedModel:
         registered = {id(p) for p in model.parameters()}
         seen: set[int] = set()
         for owner, module in self._all_modules(model):
-            for name, parameter in module.named_parameters(recurse=False):
+            for name, own in module.named_parameters(recurse=False):
+                full = f"{owner}.{name}" if owner else name
+                adopted = self.adopted[full]() if full in self.adopted else None
+                parameter = own if adopted is None else adopted
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
-                    yield (f"{owner}.{name}" if owner else name), parameter, id(parameter) in registered
+                    yield full, parameter, adopted is not None or id(own) in registered
+
+    def adopt(self, module: nn.Module, trained: Container[int]) -> None:
+        """The model runs with weights that are not its own: those of them that are trained are its own from now on.
+
+        Args:
+            module: The model, with these weights in place.
+            trained: Identities of parameters that an optimizer has.
+        """
+        wrapped = facts.wrapping(module)
+        for name, parameter in module.named_parameters():
+            if id(parameter) in trained:
+                self.adopted[facts.plain_name(name, wrapped)] = weakref.ref(parameter)
 
     def _all_modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         seen: set[int] = set()

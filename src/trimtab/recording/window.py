@@ -4,12 +4,14 @@ A forward call belongs to training when a backward pass that deposits into `.gra
 a forward that was aborted, a saliency map) is dropped here.
 """
 
+import math
 import weakref
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from trimtab.recording.parts import COPIED, SHARED, SPREAD, Part
@@ -35,6 +37,7 @@ class Window:
         live: Scopes that a training pass has reached.
         reached: Scopes that the running pass has reached.
         modes: Whether the root was in training mode, by scope.
+        foreign: Scopes that ran with weights which are not the model's own.
         parameters: Row by site of everything read at the optimizer's step; the last reading counts.
         raw: Row of each parameter's gradient at the end of the last pass that left something in it, by site.
         deposits: The parameters whose gradients the passes so far have changed, with the identity and version they left.
@@ -53,7 +56,8 @@ class Window:
         broadcast: Whether the first rank's buffers are sent to all at each forward call.
         spread: Sites of parameters of which this rank has a shard, with the first of the ranks that share it out.
         place: Which share of the data this rank sees.
-        loss_scale: What mixed precision multiplied the last one by: the gradients of its pass stand in these units.
+        loss_scale: What mixed precision multiplied the last one by: the parameters' gradients stand in these units.
+        pass_scales: The same by the number of the pass, where it is known: the gradients at outputs stand in these units.
         passes: Backward passes so far.
         first_pass: Passes before this one deposited nothing that the step used.
         optimizers: Bits of the optimizers that have stepped.
@@ -70,6 +74,7 @@ class Window:
     live: set[int] = field(default_factory=set)
     reached: set[int] = field(default_factory=set)
     modes: dict[int, bool] = field(default_factory=dict)
+    foreign: set[int] = field(default_factory=set)
     parameters: dict[int, int] = field(default_factory=dict)
     raw: dict[int, int] = field(default_factory=dict)
     deposits: dict[int, Deposit] = field(default_factory=dict)
@@ -89,6 +94,7 @@ class Window:
     spread: dict[int, int] = field(default_factory=dict)
     place: int = 0
     loss_scale: Tensor | None = None
+    pass_scales: dict[int, Tensor] = field(default_factory=dict)
     passes: int = 0
     first_pass: int = 0
     optimizers: int = 0
@@ -107,6 +113,29 @@ class Window:
         self.passes += 1
         self.reached.clear()
         self._begun = len(self.gradients), len(self.losses)
+
+    def keep_scale(self, number: int, scale: Tensor | None) -> None:
+        """What mixed precision has multiplied the loss of a pass by.
+
+        Args:
+            number: The pass.
+            scale: The factor, None where there is none.
+        """
+        self.loss_scale = scale
+        if scale is not None:
+            self.pass_scales[number] = scale
+
+    def note_rows(self, site: int, grad: Tensor) -> None:
+        """Of how many rows a sparse gradient tells: its reading counts no others.
+
+        Args:
+            site: That of the gradient.
+            grad: The gradient, which may name a row more than once.
+        """
+        touched = len(torch.unique(grad._indices(), dim=1).T)
+        whole = math.prod(grad.shape[: grad.sparse_dim()])
+        sparse: Any = self.details.setdefault("sparse", {})
+        sparse[str(site)] = [touched, whole]
 
     def end_pass(self, deposited: bool) -> None:
         """A backward pass has ended.
@@ -152,6 +181,15 @@ class Window:
         taken += [(row, site) for site, row in self.raw.items()]
         return [pair for pair in taken if pair[0] >= 0]
 
+    def _scaled_rows(self) -> Iterator[tuple[int, float]]:
+        """Row and divisor of every gradient in other units than the loss."""
+        passes = {number: float(scale) for number, scale in self.pass_scales.items()}
+        last = 1.0 if self.loss_scale is None else float(self.loss_scale)
+        found = [(row, passes.get(number, 1.0)) for row, _, number in self.gradients]
+        found += [(row, last) for row in self.raw.values()]
+        found += [(self.parameters[site], scale) for site, scale in self.scales.items() if site in self.parameters]
+        return ((row, divisor) for row, divisor in found if row >= 0 and divisor != 1)
+
     def rate(self) -> float | Tensor | None:
         """Learning rate of the first group of the first optimizer that has stepped."""
         return next((rates[0] for i, rates in sorted(self.rates.items()) if self.optimizers >> i & 1 and rates), None)
@@ -172,7 +210,7 @@ class Window:
         """One moment row per site.
 
         Args:
-            tape: All rows of the step, (n, 7).
+            tape: All rows of the step, (n, 7); those of scaled gradients are put into true units in place.
             sites: Number of sites known by now.
 
         Returns:
@@ -181,15 +219,11 @@ class Window:
         taken = self._taken()
         if not taken:
             return np.zeros((sites, 7))
+        for row, divisor in self._scaled_rows():
+            tape[row, [1, 3, 4]] /= divisor
+            tape[row, 2] /= divisor**2
         index = np.array(taken, dtype=np.int64)
         rows = merge_rows(tape[index[:, 0]], index[:, 1], sites)
-        for site, scale in self.scales.items():
-            rows[site, [1, 3, 4]] /= scale
-            rows[site, 2] /= scale**2
-        if self.loss_scale is not None and (scale := float(self.loss_scale)) != 1:
-            scaled = list({site for _, site, _ in self.gradients} | self.raw.keys())
-            rows[np.ix_(scaled, [1, 3, 4])] /= scale
-            rows[scaled, 2] /= scale**2
         if self.copies > 1:
             at_outputs = list({site for _, site, _ in self.gradients})
             rows[np.ix_(at_outputs, [1, 3, 4])] /= self.copies

@@ -21,8 +21,10 @@ class RunFacts:
         last_loss: Mean loss of the last steps, None when no loss was seen.
         watching: Share of the run's time that watching took, None when it was not measured.
         record: Path of the record, None when it was kept in memory.
-        unseen: What could not be seen, each with its reason.
+        unseen: What could not be seen and matters, in words: one line a reason.
+        unseen_sites: Every place that could not be seen: "model" (its index), "name", "what" and "reason".
         finished: Whether the run had ended when it was diagnosed.
+        history: What has happened to its record: thinned, resumed, left behind by a process that was killed.
     """
 
     name: str = ""
@@ -35,7 +37,9 @@ class RunFacts:
     watching: float | None = None
     record: str | None = None
     unseen: tuple[str, ...] = ()
+    unseen_sites: tuple[dict[str, Any], ...] = ()
     finished: bool = True
+    history: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -345,7 +345,7 @@ class _Writer:
             yield say("Model"), run.models
         if run.optimizers:
             yield say("Optimizer"), run.optimizers
-        yield say("Record"), [run.record or say("kept in memory only")]
+        yield say("Record"), [run.record or say("kept in memory only"), *run.history]
         if run.watching is not None:
             yield say("Cost"), [say("watching took {share} of the run's time", share=share(run.watching))]
         if run.unseen:

@@ -37,6 +37,8 @@ def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(hook)
     def guarded(self: "Discovery", *args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self.recorder.fault is None and os.getpid() == self.pid:
             try:
                 hook(self, *args)
@@ -59,6 +61,7 @@ class Discovery:
         self.on_found = on_found
         self._handles: list[Any] = []
         self._module_handles: list[Any] = []
+        self._into_view: Callable[[], None] = lambda: None
         self._owner: weakref.ref[nn.Module] | None = None
         self._roots: list[weakref.ref[nn.Module]] = []
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -93,10 +96,11 @@ class Discovery:
                 register_module_forward_pre_hook(self._calling),
                 register_module_forward_hook(self._called, always_call=True),
             ]
+            self._into_view = _torch.keep_from_view(self._module_handles)
 
     @_guarded
     def _calling(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or (self._owner is not None and self._owner() is not None):
+        if self._owner is not None and self._owner() is not None:
             return
         self._owner = weakref.ref(module)
         if torch.is_grad_enabled() and not _torch.in_backward() and not any(r() is module for r in self._roots):
@@ -146,6 +150,7 @@ class Discovery:
         for handle in self._module_handles:
             handle.remove()
         self._module_handles.clear()
+        self._into_view()
         self._owner = None
 
     @_guarded

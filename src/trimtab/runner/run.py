@@ -17,11 +17,13 @@ from trimtab._messages import say
 from trimtab.diagnosis import check_ignored, diagnose
 from trimtab.errors import RecordError, TrimtabError, UsageError
 from trimtab.prediction.riding import Ride
-from trimtab.recording import Record, Recorder, Schedule, Store
-from trimtab.report import Diagnosis
+from trimtab.recording import BUDGET, Record, Recorder, Schedule, Store, bytes_of
+from trimtab.report import Diagnosis, Finding
 from trimtab.runner.discovery import Discovery, is_users
+from trimtab.runner.live import Halt, Live, reason, telling
 from trimtab.runner.output import write_report
 from trimtab.runner.script import Script, comes_from, show_only_user_frames_of_threads
+from trimtab.runner.signals import interrupts_wait
 
 FOLDER = ".trimtab"
 PERSISTENT = 3
@@ -36,7 +38,11 @@ class RunOptions:
         every: As for `trimtab.watch`.
         store: File for the record; None for the default place.
         no_store: Keep the record in memory.
-        stop_after: End the run after so many training steps; None to let it end by itself.
+        resume: Go on with the record in `store`, as for `trimtab.watch`.
+        budget: As for `trimtab.watch`.
+        stop_after: End the run after so many training steps, those before it was resumed not counted; None to let it end by itself.
+        stop_on: Diagnose while it trains, and end it at the first finding of this severity or a graver one; None for no looks.
+        diagnose_every: As for `trimtab.watch`.
         format: "text", "json" or "sarif".
         output: File for the report, "-" for standard output, None for standard error.
         fail_on: Exit with 1 at a finding of this severity, and where the diagnosis failed, if the script itself ended
@@ -47,7 +53,11 @@ class RunOptions:
     every: int | None = None
     store: Path | None = None
     no_store: bool = False
+    resume: bool | int = False
+    budget: float | None = BUDGET
     stop_after: int | None = None
+    stop_on: str | None = None
+    diagnose_every: int | None = None
     format: str = "text"
     output: str | None = None
     fail_on: str | None = None
@@ -55,7 +65,11 @@ class RunOptions:
 
 
 class _Enough(SystemExit):
-    """The run has done the steps it was to do."""
+    """The run has done the steps it was to do, or is stopped for what was found in it."""
+
+
+class _Refused(SystemExit):
+    """The record that was to be gone on with is another model's."""
 
 
 def own_folder() -> Path:
@@ -120,6 +134,8 @@ class ScriptRun:
         self.first = _distributed.rank() == 0  # of the ranks of a distributed run, which speaks for all of them
         self.folder = Path.cwd()
         self.asked = 0
+        self.stop: str | None = None
+        self.stopped_for: Finding | None = None
 
     def run(self) -> int | BaseException:
         """Run the script to its end and report.
@@ -140,11 +156,14 @@ class ScriptRun:
             raise
         except BaseException as error:  # the script's own: a syntax error, an error in its package
             return error
-        path = None if options.no_store or not self.first else (options.store or new_store(self.script.name))
-        store = Store(None if path is None else path.absolute())
+        bytes_of(options.budget)  # before a file is made
+        path = None if options.no_store else (options.store or (new_store(self.script.name) if self.first else None))
+        path = None if path is None else path.absolute()
+        store = Store.of_this_rank(path, budget=options.budget, resume=options.resume)
+        store.telling = telling(store)
         recorder = Recorder(store, schedule, self.script.name, Ride)
-        discovery = Discovery(recorder, lambda: self._announce(recorder, store))
-        recorder.on_step = lambda step: self._stop_when_done(step, lambda how: self._end(discovery, how, output))
+        discovery = Discovery(recorder, lambda: self._found(recorder, store))
+        recorder.on_step = self._steps(recorder, lambda how: self._end(discovery, how, output))
         recorder.start()
         script = self.script.target if self.script.is_module else os.path.abspath(self.script.target)
         store.facts({"script": script})
@@ -158,8 +177,13 @@ class ScriptRun:
             raised, how = error, _in_words(error)
         if os.getpid() != self.pid:  # a child that the script forked and that came to the end of it
             return raised or 0
+        if raised is not None and comes_from(raised, _Refused):
+            discovery.close()
+            recorder.close()
+            store.close()
+            return 2
         if self.asked and (raised is None or comes_from(raised, _Enough)):
-            raised, how = None, self._enough()
+            raised, how = None, self.stop or how
         status = self._end(discovery, how, output)
         if raised is not None and not (isinstance(raised, SystemExit) and raised.code in (None, 0)):
             return raised
@@ -184,33 +208,77 @@ class ScriptRun:
             )
         return str(path)
 
-    def _enough(self) -> str:
-        return say("stopped after {steps} steps", steps=self.options.stop_after)
+    def _steps(self, recorder: Recorder, end: Callable[[str], int]) -> Callable[[int], None]:
+        """What is done when a step has ended: look whether the run is to go on."""
+        options = self.options
+        last = None if options.stop_after is None else recorder.step + options.stop_after
+        live = None
+        halt = Halt(recorder)
+        if options.stop_on is not None and self.first:
+            live = Live(
+                recorder,
+                self._stop_for,
+                every=options.diagnose_every,
+                severity=options.stop_on,
+                ignore=options.ignore,
+            )
 
-    def _stop_when_done(self, step: int, end: Callable[[str], int]) -> None:
-        if self.options.stop_after is None or step + 1 < self.options.stop_after:
-            return
+        def ended(step: int) -> None:
+            if live is not None and self.stop is None:
+                live.step_ended(step)
+                if self.stopped_for is not None:
+                    halt.call(step, reason(self.stopped_for, step))
+            if options.stop_on is not None and self.stop is None:
+                self.stop = halt.due(step)
+            if self.stop is None and last is not None and step + 1 >= last:
+                self.stop = say("stopped after {steps} steps", steps=options.stop_after)
+            if self.stop is not None:
+                self._stop(end)
+
+        return ended
+
+    def _stop_for(self, finding: Finding) -> None:
+        self.stopped_for = self.stopped_for or finding
+
+    def _stop(self, end: Callable[[str], int]) -> None:
         self.asked += 1
         if self.asked > PERSISTENT:
-            status = end(self._enough())
+            status = end(self.stop or "")
             for stream in (sys.stdout, sys.stderr, self.out):
                 with contextlib.suppress(OSError, ValueError, AttributeError):
                     stream.flush()
             os._exit(status)
         raise _Enough(0)
 
+    def _found(self, recorder: Recorder, store: Store) -> None:
+        """The first model has been found."""
+        try:
+            recorder.check_models()
+        except RecordError as error:
+            self._say(f"trimtab: {error}")
+            raise _Refused(2) from error
+        self._announce(recorder, store)
+
     def _end(self, discovery: Discovery, how: str, output: str | None) -> int:
         """Finish the record and report; the exit status of a script that ended with 0."""
         recorder = discovery.recorder
-        discovery.close()
-        recorder.close(how)
-        recorder.store.close()  # all of it is in one file now
-        if not self.first:
-            return 0
-        diagnosis = self._report(recorder, output)
+        diagnosis = None
+        try:
+            with interrupts_wait():  # a second Ctrl-C must not leave the record open
+                discovery.close()
+                recorder.close(how)
+                recorder.store.close()  # all of it is in one file now
+            if not self.first:
+                return 0
+            if self.stopped_for is not None:
+                self._say(say("trimtab: {reason}", reason=self.stop))
+            diagnosis = self._report(recorder, output)
+        except KeyboardInterrupt:
+            self._say(say("trimtab: interrupted; `trimtab diagnose RECORD` reads the record later"))
         fail_on = self.options.fail_on
         # A diagnosis that failed says nothing for the run: who asks to be stopped by an error must not read it as healthy.
-        return 1 if fail_on and (diagnosis is None or diagnosis.at_least(fail_on)) else 0
+        failed = fail_on and (diagnosis is None or diagnosis.at_least(fail_on))
+        return 1 if failed or self.stopped_for is not None else 0
 
     def _announce(self, recorder: Recorder, store: Store) -> None:
         if not self.first:
@@ -250,8 +318,6 @@ class ScriptRun:
             diagnosis = diagnose(Record.of(store), ignore=self.options.ignore)
             if recorder.step or output:
                 write_report(diagnosis, self.options.format, output, self.out if output == "-" else self.errors)
-        except KeyboardInterrupt:
-            self._say(say("trimtab: interrupted; `trimtab diagnose RECORD` reads the record later"))
         except TrimtabError as error:
             self._say(f"trimtab: {error}")
         except (OSError, ValueError) as error:  # nobody reads the report any more

@@ -174,8 +174,7 @@ class _Trial:
 def _gradient_norms(record: Record) -> list[float]:
     squares = np.zeros(len(record.steps))
     for site in record.of_kind("raw-gradient"):
-        rows = record.readings[:, site.index]
-        squares += np.where(rows[:, 0] > 0, rows[:, 0] * (rows[:, 1] ** 2 + rows[:, 2] ** 2), 0.0)
+        squares += record.squares(site.index)
     return [float(norm) for norm in np.sqrt(squares) if np.isfinite(norm) and norm > 0]
 
 

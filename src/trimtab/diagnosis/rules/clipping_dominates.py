@@ -81,15 +81,11 @@ def _norms(view: View) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if not pairs:
         return np.zeros(0), np.zeros(0), np.zeros(0)
 
-    def squares(index: int) -> np.ndarray:
-        rows = record.readings[:, index]
-        return (rows[:, 1] ** 2 + rows[:, 2] ** 2) * rows[:, 0]
-
     raw, used = np.zeros(len(record.steps)), np.zeros(len(record.steps))
     for before, after in pairs:
         seen = (record.readings[:, after, 0] > 0) & (record.readings[:, before, 0] > 0)
-        raw += np.where(seen, squares(before), 0.0)
-        used += np.where(seen, squares(after), 0.0)
+        raw += np.where(seen, record.squares(before), 0.0)
+        used += np.where(seen, record.squares(after), 0.0)
     there = used > 0
     return record.steps[there], np.sqrt(raw[there]), np.sqrt(used[there])
 

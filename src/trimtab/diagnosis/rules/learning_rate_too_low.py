@@ -159,8 +159,7 @@ def _steepness(view: View) -> float | None:
     """Norm of the gradient before any clipping, late over early."""
     squares = np.zeros(len(view.record.steps))
     for site in view.sites("raw-gradient"):
-        rows = view.record.readings[:, site.index]
-        squares += (rows[:, 1] ** 2 + rows[:, 2] ** 2) * rows[:, 0]
+        squares += view.record.squares(site.index)
     there = squares[squares > 0]
     if len(there) < 4:
         return None

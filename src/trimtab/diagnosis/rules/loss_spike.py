@@ -29,6 +29,9 @@ OUTLIER = 3.0
 BEFORE = 5
 """Steps before the jump in which that update is looked for."""
 
+BLOCK = 50_000
+"""Losses that are looked at together."""
+
 LATE = 0.1
 """Share of the run that it takes to come back, from which on it has cost something."""
 
@@ -84,16 +87,11 @@ def largest_spike(losses: np.ndarray, steps: np.ndarray) -> Spike | None:
     """
     found: Spike | None = None
     first = float(np.median(losses[:3])) if len(losses) else 0.0
-    for i in range(WINDOW, len(losses) - BEFORE + 1):
+    for i in _candidates(losses, first):
         window, ahead = losses[i - WINDOW : i], losses[i : i + 5]
         before = float(np.median(window))
-        gained, jump = first - before, float(ahead.max()) - before
-        if (
-            gained <= 0
-            or jump < REGAINED * gained
-            or losses[i] - before < jump / 2
-            or (found and ahead.max() <= found.peak)
-        ):
+        jump = float(ahead.max()) - before
+        if found and ahead.max() <= found.peak:
             continue
         spread = 1.4826 * float(np.median(np.abs(window - before)))
         spread = max(spread, 1e-3 * abs(first))
@@ -105,9 +103,24 @@ def largest_spike(losses: np.ndarray, steps: np.ndarray) -> Spike | None:
         ):
             continue
         down = np.flatnonzero(losses[i + 1 :] < before + 0.1 * jump)
-        back = int(down[0]) + 1 if len(down) and np.median(losses[-WINDOW:]) < before + jump / 2 else None
+        returned = len(down) and np.median(losses[-WINDOW:]) < before + jump / 2
+        back = int(steps[i + 1 + down[0]] - steps[i]) if returned else None
         found = Spike(int(steps[i]), before, float(ahead.max()), jump / spread, back)
     return found
+
+
+def _candidates(losses: np.ndarray, first: float) -> Iterator[int]:
+    """Where the loss jumps by a good part of what had been gained; a block at a time, since a long run has millions of losses."""
+    if len(losses) < WINDOW + BEFORE:
+        return
+    windows = np.lib.stride_tricks.sliding_window_view(losses, WINDOW)
+    peaks = np.lib.stride_tricks.sliding_window_view(losses, 5)
+    for low in range(WINDOW, len(losses) - BEFORE + 1, BLOCK):
+        at = np.arange(low, min(low + BLOCK, len(losses) - BEFORE + 1))
+        before = np.median(windows[at - WINDOW], axis=1)
+        gained, jump = first - before, peaks[at].max(axis=1) - before
+        jumps = (gained > 0) & (jump >= REGAINED * gained) & (losses[at] - before >= jump / 2)
+        yield from at[jumps].tolist()
 
 
 def _culprit(view: View, step: int) -> tuple[Layer | None, float]:

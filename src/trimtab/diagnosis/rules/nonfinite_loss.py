@@ -129,15 +129,24 @@ def _origin(view: View) -> Origin | None:
     record = view.record
     bad_loss = view.progress.nonfinite
     steps = [int(s) for s in record.steps]
+    suspects = _suspects(view)
     for i, step in enumerate(steps):
         if bad_loss is not None and step > bad_loss and (i == 0 or steps[i - 1] < bad_loss):
             break  # the step of the loss itself was not recorded
-        where = _in_step(view, step)
+        where = _in_step(view, step) if step in suspects else None
         if where is not None:
             return Origin(step, *where, _largest_before(view, step))
     if bad_loss is None:
         return None
     return Origin(bad_loss, ("loss",), say("The loss became NaN or infinite"), None, _largest_before(view, bad_loss))
+
+
+def _suspects(view: View) -> set[int]:
+    """The steps at which anything at all was no number: a long run has too many steps to look at each."""
+    record = view.record
+    bad = (record.readings[:, :, COLUMNS.index("nonfinite")] > 0).any(1)
+    lost = record.loss_steps[record.loss_seen & ~np.isfinite(record.losses)]
+    return {*record.steps[bad].tolist(), *lost.tolist()}
 
 
 def _in_step(view: View, step: int) -> tuple[tuple[str, ...], str, Site | None] | None:

@@ -1,0 +1,6 @@
+"""The helpers of `tests/recording` are used here too."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "recording"))
