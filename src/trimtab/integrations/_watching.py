@@ -1,5 +1,6 @@
 """What the callbacks of training frameworks have in common: one watch a training run, sinks beside it, the diagnosis at its end."""
 
+import inspect
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -32,6 +33,10 @@ class Watching:
         **options: Any,
     ) -> None:
         super().__init__()
+        known = inspect.signature(watch).parameters
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            raise TypeError(f"trimtab.watch takes no {unknown[0]!r}: its options are {', '.join(list(known)[3:])}")
         self.watch: Watch | None = None
         self._log, self._layers, self._show, self._options = log, layers, show, options
         self._given = all_of(sinks)
