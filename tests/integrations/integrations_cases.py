@@ -57,10 +57,8 @@ def wandb_records(path):
 
 def wandb_rows(path):
     """The history of a run: one dictionary a row."""
-    rows = []
-    for record in wandb_records(path):
-        if record.WhichOneof("record_type") == "history":
-            rows.append({
-                item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
-            })
-    return rows
+    return [
+        {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in wandb_records(path)
+        if record.WhichOneof("record_type") == "history"
+    ]

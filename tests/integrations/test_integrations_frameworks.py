@@ -270,7 +270,7 @@ def test_accelerate_is_asked_for():
     from trimtab.integrations import accelerate as trimtab_accelerate
 
     model = net()
-    with pytest.raises(TypeError, match="accelerator must be an accelerate.Accelerator, not Sequential"):
+    with pytest.raises(TypeError, match=r"accelerator must be an accelerate\.Accelerator, not Sequential"):
         trimtab_accelerate.watch(model, model, torch.optim.SGD(model.parameters()))
     with pytest.raises(TypeError, match="accelerator must be"):
         trimtab_accelerate.Sink(model)
@@ -279,7 +279,7 @@ def test_accelerate_is_asked_for():
 def test_sinks_are_asked_for():
     from trimtab.integrations.lightning import TrimtabCallback
 
-    with pytest.raises(TypeError, match="sinks must be sinks of trimtab.integrations"):
+    with pytest.raises(TypeError, match=r"sinks must be sinks of trimtab\.integrations"):
         TrimtabCallback(sinks=[print])
     with pytest.raises(TypeError, match="takes no 'evry': its options are every, store"):
         TrimtabCallback(evry=1)

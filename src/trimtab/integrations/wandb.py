@@ -72,7 +72,8 @@ class Sink(_sink.Sink):
 
     def _draw(self, figure: "Figure", step: int) -> None:
         import wandb
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-        canvas = figure.canvas
+        canvas: Any = FigureCanvasAgg(figure)
         canvas.draw()  # pixels: of figures wandb takes those of pyplot only
         self._run.log({STEP: step, _sink.FLOW: wandb.Image(np.asarray(canvas.buffer_rgba()))})
