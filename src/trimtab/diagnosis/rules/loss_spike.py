@@ -29,9 +29,6 @@ OUTLIER = 3.0
 BEFORE = 5
 """Steps before the jump in which that update is looked for."""
 
-BLOCK = 50_000
-"""Losses that are looked at together."""
-
 LATE = 0.1
 """Share of the run that it takes to come back, from which on it has cost something."""
 
@@ -115,8 +112,9 @@ def _candidates(losses: np.ndarray, first: float) -> Iterator[int]:
         return
     windows = np.lib.stride_tricks.sliding_window_view(losses, WINDOW)
     peaks = np.lib.stride_tricks.sliding_window_view(losses, 5)
-    for low in range(WINDOW, len(losses) - BEFORE + 1, BLOCK):
-        at = np.arange(low, min(low + BLOCK, len(losses) - BEFORE + 1))
+    together = 50_000  # a long run has more losses than windows of them fit into memory
+    for low in range(WINDOW, len(losses) - BEFORE + 1, together):
+        at = np.arange(low, min(low + together, len(losses) - BEFORE + 1))
         before = np.median(windows[at - WINDOW], axis=1)
         gained, jump = first - before, peaks[at].max(axis=1) - before
         jumps = (gained > 0) & (jump >= REGAINED * gained) & (losses[at] - before >= jump / 2)
