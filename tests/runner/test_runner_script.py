@@ -631,3 +631,25 @@ def test_environment_is_untouched(shell, net):
     )
     plain, watched = shell.both("s.py")
     same(plain, watched)
+
+
+def test_a_script_that_starts_its_own_ranks_is_told_how_to_be_watched(shell):
+    shell.write(
+        "train.py",
+        """
+        import torch
+
+        def work(rank):
+            model = torch.nn.Linear(2, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model(torch.ones(2, 2)).sum().backward()
+            optimizer.step()
+
+        if __name__ == "__main__":
+            torch.multiprocessing.start_processes(work, nprocs=2, start_method="fork")
+            print("done")
+        """,
+    )
+    done = shell.trimtab("run", "train.py")
+    assert (done.status, done.out) == (0, "done\n")
+    assert "torchrun -m trimtab run" in " ".join(done.err.split())

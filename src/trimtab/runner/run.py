@@ -1,6 +1,7 @@
 """`trimtab run`: a script under watch, its diagnosis at the end, and the script's own exit status."""
 
 import contextlib
+import multiprocessing.process
 import os
 import sys
 import threading
@@ -369,7 +370,17 @@ def _nothing_stepped(recorder: Recorder) -> str:
             "trimtab: {passes} backward passes were seen, but no optimizer of torch has stepped: is optimizer.step() missing?",
             passes=recorder.passes,
         )
+    if _has_started_processes():
+        return say(
+            "trimtab: no training step was seen in this process, and the script has started others, which are not watched: start its ranks "
+            "with `torchrun -m trimtab run`, or use trimtab.watch in the function that they run"
+        )
     return say("trimtab: no training step was seen: no torch optimizer has stepped, so there is nothing to diagnose")
+
+
+def _has_started_processes() -> bool:
+    """Whether a process of Python's was made, such as a rank by `torch.multiprocessing.spawn`; they are counted from 1."""
+    return repr(getattr(multiprocessing.process, "_process_counter", "count(1)")) not in ("count(1)", "'count(1)'")
 
 
 def _short(path: Path, folder: Path) -> str:
