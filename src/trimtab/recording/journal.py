@@ -89,8 +89,8 @@ class Journal:
             ],
             "details": [(window.step, key, value) for key, value in seen],
         }
-        self._tape.clear()
         self._hand_over(waiting, window)
+        self._tape.clear()
 
     def flush(self) -> None:
         """Write what waits."""
