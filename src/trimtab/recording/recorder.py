@@ -372,15 +372,16 @@ class Recorder:
             self._read_targets()
             if idle:
                 self._parameters.set_aside(window, self.roster.chosen(window.optimizers), self.roster.chosen(idle))
-        self.step += 1
-        self._window = self._open()  # before it is written: Ctrl-C may come in between, and no step is closed twice
-        if window.recording:
             self._describe()
             if self._seat.step_ended():
                 self.store.facts({"predictions": self._seat.facts})
-            self._journal.write(window, self.roster.rates())
+            if not window.written:  # Ctrl-C came while it was, and somebody goes on
+                window.written = True
+                self._journal.write(window, self.roster.rates())
             for watched in self.models:
                 watched.detach_taps()
+        self.step += 1
+        self._window = self._open()
         if self._window.recording:
             self._set_eager(True)  # again: the compiler may have come since
         elif window.recording:

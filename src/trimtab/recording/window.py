@@ -63,6 +63,7 @@ class Window:
         optimizers: Bits of the optimizers that have stepped.
         closure: Whether the step runs a closure, which may run many passes.
         before_closure: Losses that were there when the closure began.
+        written: Whether it has been handed over to be written.
         uncleared: Optimizers that used gradients nobody had cleared since their last step.
     """
 
@@ -101,6 +102,7 @@ class Window:
     closure: bool = False
     before_closure: int = 0
     uncleared: list[int] = field(default_factory=list)
+    written: bool = False
     _begun: tuple[int, int] = (0, 0)
 
     @property
