@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from trimtab._messages import say
 from trimtab._setup import Setup
 from trimtab.diagnosis import probes, ranks
 from trimtab.diagnosis.causes import SYMPTOMS, explain, without_mere_symptoms
+from trimtab.diagnosis.charting import charts_of
 from trimtab.diagnosis.conditioning import modes
 from trimtab.diagnosis.confidence import is_root, weighed
 from trimtab.diagnosis.evaluation import losses_by_mode
@@ -86,7 +88,7 @@ def diagnose_record(record: Record, ignore: Sequence[str] = ()) -> Diagnosis:
     )
     removal = view.probe("removal")
     findings = _explained(list(kept), record, removal.get("decided"))
-    return Diagnosis(weighed(findings, removal), facts_of(record, view))
+    return Diagnosis(weighed(findings, removal), facts_of(record, view), partial(charts_of, record))
 
 
 def _explained(found: Sequence[Found], record: Record, first: str | None = None) -> tuple[Finding, ...]:

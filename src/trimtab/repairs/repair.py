@@ -193,7 +193,7 @@ def without(diagnosis: Diagnosis, ignore: Sequence[str]) -> Diagnosis:
         What is left, without what depends on the clock: the same on any machine.
     """
     kept = tuple(left for f in diagnosis.findings if (left := without_ignored(f, ignore)) is not None)
-    return Diagnosis(kept, replace(diagnosis.run, watching=None))
+    return replace(diagnosis, findings=kept, run=replace(diagnosis.run, watching=None))
 
 
 def unproved(found: Prescription, why: str) -> Prescription:

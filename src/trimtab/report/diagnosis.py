@@ -1,9 +1,12 @@
 """The diagnosis: findings, roots first, and the facts of the run they were made on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from trimtab.report.charts import Charts
 from trimtab.report.finding import SEVERITIES, Finding
 
 
@@ -42,6 +45,10 @@ class RunFacts:
     history: tuple[str, ...] = ()
 
 
+def _drawn(charts: Charts) -> Charts:
+    return charts
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The findings of one run, root causes first, each followed by what follows from it.
@@ -49,10 +56,13 @@ class Diagnosis:
     Attributes:
         findings: All findings in the order of reading.
         run: Facts of the run.
+        draw: Makes the charts of the run when they are asked for; None where there is no record to make them of. A pickled copy has
+            the charts in place of the record; JSON and comparison leave them out.
     """
 
     findings: tuple[Finding, ...] = ()
     run: RunFacts = field(default_factory=RunFacts)
+    draw: Callable[[], Charts] | None = field(default=None, repr=False, compare=False)
 
     @property
     def roots(self) -> tuple[Finding, ...]:
@@ -93,6 +103,14 @@ class Diagnosis:
 
         return render_text(self)
 
+    def __reduce__(self) -> tuple[type["Diagnosis"], tuple[Any, ...]]:
+        return Diagnosis, (self.findings, self.run, None if self.draw is None else partial(_drawn, self.draw()))
+
+    @property
+    def charts(self) -> Charts:
+        """What there is to see of the run: none where its record is not at hand."""
+        return self.draw() if self.draw is not None else Charts()
+
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as plain data."""
         return {"healthy": self.healthy, "run": asdict(self.run), "findings": [f.to_dict() for f in self.findings]}
@@ -102,3 +120,27 @@ class Diagnosis:
         from trimtab.report.json import render_json
 
         return render_json(self)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the diagnosis with its charts as one page of HTML that needs nothing else, no network either.
+
+        Args:
+            path: File to write it to; None writes none.
+
+        Returns:
+            The page.
+
+        Raises:
+            UsageError: The file cannot be written.
+        """
+        from trimtab.report.html import render_html, write_page
+
+        page = render_html(self)
+        if path is not None:
+            write_page(page, path)
+        return page
+
+    def _repr_html_(self) -> str:
+        from trimtab.report.html import notebook_html
+
+        return notebook_html(self)

@@ -1,0 +1,1 @@
+"""A diagnosis as one page of HTML."""
