@@ -28,7 +28,8 @@ from report_cases import (
 from rich.cells import cell_len
 
 from trimtab.report import Diagnosis, Evidence, Finding, RunFacts
-from trimtab.report.text import fold, render_text
+from trimtab.report.outline import fold
+from trimtab.report.text import render_text
 from trimtab.report.words import clean, expectation, number, places, quantity
 
 

@@ -1,9 +1,7 @@
 """A diagnosis as text for a terminal or a log file: words carry the meaning, colours only help."""
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from io import StringIO
-from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -14,12 +12,12 @@ from rich.text import Text
 from trimtab._messages import say
 from trimtab.report.diagnosis import Diagnosis, RunFacts
 from trimtab.report.finding import Evidence, Finding, Repair
+from trimtab.report.outline import SEVERITY_NAMES, confidence, count, facts, fold, from_here, place
 from trimtab.report.pages import codes, title
-from trimtab.report.words import clean, expectation, in_words, measurement, number, places, quantity, share
+from trimtab.report.words import clean, expectation, in_words, measurement, quantity
 
 _COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 _MOST = {"evidence": 5, "symptoms": 6, "repairs": 3, "notes": 6, "facts": 4, "roots": 9}
-_SEVERITY = {"error": lambda: say("error"), "warning": lambda: say("warning"), "note": lambda: say("note")}
 
 
 def render_text(diagnosis: Diagnosis, *, color: bool = False, width: int = 80, unicode: bool = True) -> str:
@@ -56,76 +54,6 @@ def render_text(diagnosis: Diagnosis, *, color: bool = False, width: int = 80, u
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
 
 
-def fold(diagnosis: Diagnosis) -> tuple[list[tuple[Finding, list[Finding]]], list[Finding]]:
-    """The findings as they are told: main findings, each with all that follows from it, and lone notes.
-
-    A finding whose causes are not in the diagnosis (ignored ones, say) stands for itself; none is told twice or lost.
-
-    Args:
-        diagnosis: The findings.
-
-    Returns:
-        Main findings with their symptoms, direct and indirect, and the notes that belong to none.
-    """
-    findings = diagnosis.findings
-    present = {f.code for f in findings}
-    told: set[int] = set()
-    groups: list[tuple[Finding, list[Finding]]] = []
-    first = [i for i, f in enumerate(findings) if not present.intersection(f.causes)]
-    for i in (*first, *range(len(findings))):
-        if i in told:
-            continue
-        told.add(i)
-        following: list[Finding] = []
-        heads = [findings[i].code]
-        for head in heads:  # grows while it is read: symptoms of symptoms belong here too
-            for k, finding in enumerate(findings):
-                if head in finding.causes and k not in told:
-                    told.add(k)
-                    following.append(finding)
-                    heads.append(finding.code)
-        groups.append((findings[i], following))
-    grave, light = [], []
-    for main, following in groups:
-        if all(f.severity == "note" for f in (main, *following)):
-            light += [main, *following]
-        else:
-            grave.append((main, following))
-    return grave, light
-
-
-def _count(count: int, what: str) -> str:
-    words = {
-        "error": ("{n} error", "{n} errors"),
-        "warning": ("{n} warning", "{n} warnings"),
-        "note": ("{n} note", "{n} notes"),
-        "step": ("{n} step", "{n} steps"),
-        "root": ("{n} root cause", "{n} root causes"),
-        "consequence": ("{n} consequence", "{n} consequences"),
-    }[what]
-    return say(words[count != 1], n=f"{count:,}")
-
-
-def _place(where: Sequence[str]) -> str:
-    phrases = {
-        "data": say("in the data"),
-        "loss": say("in the loss"),
-        "optimizer": say("in the optimizer"),
-        "loop": say("in the training loop"),
-    }
-    if not where:
-        return ""
-    if all(name in phrases for name in where):
-        return ", ".join(phrases[name] for name in where)
-    return say("at {places}", places=places(where))
-
-
-def _confidence(finding: Finding) -> str:
-    if finding.confidence is None:
-        return ""
-    return say("(confidence {share})", share=f"{finding.confidence:.1f}")
-
-
 class _Writer:
     """Builds the parts of the report for one width and one set of characters."""
 
@@ -141,7 +69,7 @@ class _Writer:
         yield self.header(diagnosis.run.name, groups, notes)
         yield ""
         if not diagnosis.run.finished:
-            seen = _count(diagnosis.run.steps, "step")
+            seen = count(diagnosis.run.steps, "step")
             yield self.text(say("The run had not ended; this is what its first {seen} showed.", seen=seen), "italic")
             yield ""
         if not groups:
@@ -154,7 +82,7 @@ class _Writer:
         for i, (main, following) in enumerate(groups, start=1):
             if several:
                 yield self.rule(say("{i} of {n}", i=i, n=len(groups)))
-            yield from self.main(main, _confidence(main) if several else "")
+            yield from self.main(main, confidence(main) if several else "")
             yield from self.following(main, following)
             yield from self.pointers(main)
             yield ""
@@ -169,7 +97,7 @@ class _Writer:
         found: list[str] = [main.severity for main, _ in groups]
         found += ["consequence" for _, following in groups for _ in following]
         found += ["note" for _ in notes]
-        counts = [_count(n, what) for what in ("error", "warning", "consequence", "note") if (n := found.count(what))]
+        counts = [count(n, what) for what in ("error", "warning", "consequence", "note") if (n := found.count(what))]
         right = ", ".join(counts) or say("nothing found")
         room = self.width - cell_len(right) - len("trimtab ") - 6
         left = Text().append("trimtab", "bold")
@@ -201,16 +129,16 @@ class _Writer:
         return mark.append(self.text(say("Nothing found that would keep this network from training.")))
 
     def main(self, finding: Finding, remark: str = "") -> Iterator[RenderableType]:
-        severity = _SEVERITY[finding.severity]().upper()
+        severity = SEVERITY_NAMES[finding.severity]().upper()
         head = title(finding.code) or in_words(finding.code).capitalize()
-        place = _place(finding.where)
+        at = place(finding.where)
         verdict = Table.grid(padding=(0, 2, 0, 0))
         verdict.add_column(no_wrap=True)
         verdict.add_column(overflow="fold")
         verdict.add_row(self.text(severity, _COLOURS[finding.severity]), self.text(head, "bold"))
         where = self.code(finding)
-        if place:
-            where.append(" ").append(self.text(place, "bold"))
+        if at:
+            where.append(" ").append(self.text(at, "bold"))
         if remark:
             where.append(" ").append(self.text(remark))
         verdict.add_row("", where)
@@ -229,16 +157,16 @@ class _Writer:
 
     def named(self, finding: Finding, remark: str = "") -> Text:
         """Return code, place and summary in a row."""
-        rest = " ".join(part for part in (remark, _place(finding.where)) if part)
+        rest = " ".join(part for part in (remark, place(finding.where)) if part)
         text = self.code(finding)
         if rest:
             text.append(" ").append(self.text(rest))
         return text.append(": ").append(self.text(finding.summary))
 
     def contents(self, mains: Sequence[Finding]) -> Iterator[Text]:
-        yield self.text(say("{roots}:", roots=_count(len(mains), "root")), "bold")
+        yield self.text(say("{roots}:", roots=count(len(mains), "root")), "bold")
         for i, main in enumerate(mains[: _MOST["roots"]], start=1):
-            yield self.cut(Text(f"  {i}  ").append(self.named(main, _confidence(main))), self.width)
+            yield self.cut(Text(f"  {i}  ").append(self.named(main, confidence(main))), self.width)
         if len(mains) > _MOST["roots"]:
             yield self.text(say("and {n} more", n=len(mains) - _MOST["roots"]), "dim")
 
@@ -282,7 +210,7 @@ class _Writer:
         yield ""
         for finding in findings[: _MOST["symptoms"]]:
             line = Text().append(self.text(say("follows from it:"), "dim")).append(" ")
-            line.append(self.named(finding, f"({_SEVERITY[finding.severity]()})"))
+            line.append(self.named(finding, f"({SEVERITY_NAMES[finding.severity]()})"))
             yield self.indented(self.cut(line, self.width - 2))
         if len(findings) > _MOST["symptoms"]:
             more = say("follows from it: {n} more findings", n=len(findings) - _MOST["symptoms"])
@@ -292,7 +220,7 @@ class _Writer:
         lines = []
         if finding.location is not None:
             lines.append(
-                say("Look at {file}:{line}", file=_from_here(finding.location.file), line=finding.location.line)
+                say("Look at {file}:{line}", file=from_here(finding.location.file), line=finding.location.line)
             )
         if finding.code in codes():
             lines.append(say("Why: trimtab explain {code}", code=finding.code))
@@ -319,7 +247,7 @@ class _Writer:
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True, style="dim")
         table.add_column(overflow="fold")
-        for label, lines in self.facts(run):
+        for label, lines in facts(run):
             shown = lines[: _MOST["facts"]]
             if len(lines) > len(shown):
                 shown = [*shown, say("and {n} more", n=len(lines) - len(shown))]
@@ -327,33 +255,3 @@ class _Writer:
                 table.add_row(self.text(name), self.text(line))
         yield self.rule(say("Run"))
         yield table
-
-    def facts(self, run: RunFacts) -> Iterator[tuple[str, Sequence[str]]]:
-        if run.steps == 0:
-            yield say("Steps"), [say("no training step was seen")]
-        else:
-            seen = say("{steps}, {n} recorded in full", steps=_count(run.steps, "step"), n=f"{run.recorded:,}")
-            yield say("Steps"), [seen if run.finished else say("{seen}, not ended", seen=seen)]
-        if run.first_loss is None and run.last_loss is None:
-            yield say("Loss"), [say("no loss was seen")]
-        elif run.last_loss is None and run.steps == 1:
-            yield say("Loss"), [number(run.first_loss or 0.0)]
-        else:
-            first, last = (say("unknown") if x is None else number(x) for x in (run.first_loss, run.last_loss))
-            yield say("Loss"), [say("{first} → {last} (first step, mean of the last ones)", first=first, last=last)]
-        if run.models:
-            yield say("Model"), run.models
-        if run.optimizers:
-            yield say("Optimizer"), run.optimizers
-        yield say("Record"), [run.record or say("kept in memory only"), *run.history]
-        if run.watching is not None:
-            yield say("Cost"), [say("watching took {share} of the run's time", share=share(run.watching))]
-        if run.unseen:
-            yield say("Not seen"), run.unseen
-
-
-def _from_here(file: str) -> str:
-    """The file as seen from the working directory, where it lies under it."""
-    with contextlib.suppress(ValueError, OSError):
-        return str(Path(file).relative_to(Path.cwd()))
-    return file
