@@ -11,7 +11,7 @@ from trimtab.report.text import render_text
 
 
 def test_each_format_opens():
-    assert FORMATS == ("text", "json", "sarif")
+    assert FORMATS == ("text", "json", "sarif", "html")
     assert render(ONE_ROOT) == render_text(ONE_ROOT)
     assert render(ONE_ROOT, "text", width=60) == render_text(ONE_ROOT, width=60)
     assert json.loads(render(ONE_ROOT, "json"))["schema"] == 1
@@ -19,5 +19,5 @@ def test_each_format_opens():
 
 
 def test_an_unknown_format_names_the_choices():
-    with pytest.raises(UsageError, match=r"'yaml'.*text, json, sarif"):
+    with pytest.raises(UsageError, match=r"'yaml'.*text, json, sarif, html"):
         render(ONE_ROOT, "yaml")

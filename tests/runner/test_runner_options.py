@@ -152,7 +152,7 @@ def test_no_place_for_the_record(shell, net, blocked):
     assert "--store" in done.err or "store=" in done.err
 
 
-@pytest.mark.parametrize("form", ["json", "sarif", "text"])
+@pytest.mark.parametrize("form", ["json", "sarif", "text", "html"])
 def test_reports(shell, form):
     shell.write("s.py", SICK)
     to_file = shell.trimtab("run", "--format", form, "--output", "r.out", "s.py")
@@ -165,7 +165,7 @@ def test_reports(shell, form):
     to_err = shell.trimtab("run", "--format", form, "s.py")
     assert to_err.out == "done\n"
     shown = to_err.err.partition("\n")[2]
-    if form == "text":
+    if form in ("text", "html"):
         assert "vanishing-gradient" in text
         assert "vanishing-gradient" in to_out.out
         assert "vanishing-gradient" in shown

@@ -7,7 +7,7 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FORMATS = ("text", "json", "sarif")
+FORMATS = ("text", "json", "sarif", "html")
 SEVERITIES = ("error", "warning")
 
 

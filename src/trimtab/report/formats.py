@@ -6,7 +6,7 @@ from trimtab._messages import say
 from trimtab.errors import UsageError
 from trimtab.report.diagnosis import Diagnosis
 
-FORMATS = ("text", "json", "sarif")
+FORMATS = ("text", "json", "sarif", "html")
 
 
 def render(diagnosis: Diagnosis, format: str = "text", **options: Any) -> str:
@@ -14,8 +14,8 @@ def render(diagnosis: Diagnosis, format: str = "text", **options: Any) -> str:
 
     Args:
         diagnosis: What to render.
-        format: "text", "json" or "sarif".
-        **options: What the format's own function takes: `color`, `width` and `unicode` for text, `root` for SARIF.
+        format: "text", "json", "sarif" or "html".
+        **options: What the format's own function takes: `color`, `width` and `unicode` for text, `root` for SARIF, `charts` and `prescription` for HTML.
 
     Returns:
         The report.
@@ -35,4 +35,8 @@ def render(diagnosis: Diagnosis, format: str = "text", **options: Any) -> str:
         from trimtab.report.sarif import render_sarif
 
         return render_sarif(diagnosis, **options)
+    if format == "html":
+        from trimtab.report.html import render_html
+
+        return render_html(diagnosis, **options)
     raise UsageError(say("Unknown format {format!r}; choose one of {all}.", format=format, all=", ".join(FORMATS)))

@@ -14,7 +14,7 @@ def write_report(diagnosis: Diagnosis, format: str, output: str | None, stream: 
 
     Args:
         diagnosis: What to report.
-        format: "text", "json" or "sarif".
+        format: "text", "json", "sarif" or "html".
         output: File; "-" and None for `stream`.
         stream: Where the report goes when no file is named.
 

@@ -44,7 +44,7 @@ class RunOptions:
         stop_after: End the run after so many training steps, those before it was resumed not counted; None to let it end by itself.
         stop_on: Diagnose while it trains, and end it at the first finding of this severity or a graver one; None for no looks.
         diagnose_every: As for `trimtab.watch`.
-        format: "text", "json" or "sarif".
+        format: "text", "json", "sarif" or "html".
         output: File for the report, "-" for standard output, None for standard error.
         fail_on: Exit with 1 at a finding of this severity, and where the diagnosis failed, if the script itself ended
             with 0.

@@ -1,1 +1,0 @@
-"""A diagnosis as one page of HTML."""
