@@ -22,11 +22,12 @@ DECADES = 2.0
 """What a logarithmic colour scale spans at least, so that noise looks like noise."""
 
 
-def packed(chart: Chart) -> dict[str, Any]:
+def packed(chart: Chart, colours: tuple[float, float] | None = None) -> dict[str, Any]:
     """A chart as plain data.
 
     Args:
         chart: What to draw.
+        colours: Ends of the colour scale of a heat map, as `colour_range` gives them; its own by default.
 
     Returns:
         What `assets/page.js` draws from.
@@ -39,7 +40,7 @@ def packed(chart: Chart) -> dict[str, Any]:
         "log": chart.log,
     }
     if isinstance(chart, HeatMap):
-        return common | _heat(chart)
+        return common | _heat(chart, colours or colour_range([chart]))
     return common | {
         "x": _numbers(chart.x),
         "names": [clean(name) for name in chart.names],
@@ -64,8 +65,8 @@ def _number(value: float) -> float | int | None:
     return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.6g}")
 
 
-def _heat(chart: HeatMap) -> dict[str, Any]:
-    low, high = colour_range([chart])
+def _heat(chart: HeatMap, colours: tuple[float, float]) -> dict[str, Any]:
+    low, high = colours
     codes = encoded(chart.values, low, high, chart.log)
     return {
         "columns": _numbers(chart.columns),

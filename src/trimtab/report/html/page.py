@@ -86,17 +86,18 @@ def sections(charts: Charts) -> list[tuple[Section, str, Sequence[Chart]]]:
     return [(name, HEADINGS[name](), charts.of(name)) for name in SECTIONS if charts.of(name)]
 
 
-def shell(name: str, data: dict[str, Any]) -> dict[str, Any]:
+def shell(name: str, data: dict[str, Any], more_styles: Sequence[str] = ()) -> dict[str, Any]:
     """What every page needs: scripts, styles, a policy that allows just these, and the numbers.
 
     Args:
         name: The page's name.
         data: What the script draws from.
+        more_styles: Style sheets of this kind of page, files of `assets/`.
 
     Returns:
         Variables of `assets/base.html`.
     """
-    scripts, styles = ([asset(file) for file in those] for those in (SCRIPTS, STYLES))
+    scripts, styles = ([asset(file) for file in those] for those in (SCRIPTS, (*STYLES, *more_styles)))
     return {
         "name": name,
         "version": trimtab.__version__,

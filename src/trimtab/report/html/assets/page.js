@@ -69,12 +69,28 @@
 
   // ---- line charts ----
 
+  function spread(chart) {
+    // In a chart of two runs, a curve has numbers at its own run's places: what lies between them is no gap.
+    for (const curve of chart.curves.filter((one) => one.at)) {
+      for (const part of ["y", "low", "high"].filter((name) => curve[name])) {
+        const wide = Array(chart.x.length).fill(undefined);
+        curve.at.forEach((place, i) => { wide[place] = curve[part][i]; });
+        curve[part] = wide;
+      }
+      delete curve.at;
+    }
+  }
+
+  // Two charts side by side begin and end at the same steps; a stretch that is looked at more closely is another matter.
+  const wideTo = (chart) => (u, low, high) => (low == null || (low === chart.x[0] && high === chart.x[chart.x.length - 1]) ? chart.xRange : [low, high]);
+
   function lines(chart, plot, width) {
+    spread(chart);
     const columns = [chart.x], bands = [];
     const named = chart.names.length > 0;
     const series = [{ label: named ? "layer" : "step", value: (u, x) => (x == null ? "–" : named ? chart.names[x - 1] : show(x)) }];
     const few = chart.x.length <= 60;
-    const limited = (y) => (chart.log ? y.map((v) => (v > 0 ? v : null)) : y);
+    const limited = (y) => (chart.log ? y.map((v) => (v > 0 || v === undefined ? v : null)) : y);
     let solid = 0;
     let hollow = false;
     chart.curves.forEach((curve) => {
@@ -107,8 +123,8 @@
       width,
       height: 260 + (rotated ? longest * 3.4 : 0),
       scales: {
-        x: { time: false, ...(named ? { auto: true, range: (u, low, high) => (low == null ? [0.5, 1.5] : low === 1 && high === chart.x.length ? [0.5, high + 0.5] : range(u, low, high)) } : only ? { range: only } : {}) },
-        y: { distr: chart.log ? 3 : 1, range: (u, low, high) => (chart.log ? logRange(low, high) : linearRange(low, high)) },
+        x: { time: false, ...(named ? { auto: true, range: (u, low, high) => (low == null ? [0.5, 1.5] : low === 1 && high === chart.x.length ? [0.5, high + 0.5] : range(u, low, high)) } : chart.xRange ? { range: wideTo(chart) } : only ? { range: only } : {}) },
+        y: { distr: chart.log ? 3 : 1, range: (u, low, high) => (chart.log ? logRange : linearRange)(...(chart.yRange || [low, high])) },
       },
       axes: [
         axis({

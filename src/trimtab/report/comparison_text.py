@@ -1,0 +1,191 @@
+"""A comparison as text for a terminal: both verdicts, what was changed, what became of the findings, where the layers differ."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trimtab._messages import say
+from trimtab.report.comparison import Comparison, LayerChange, Setting
+from trimtab.report.outline import SEVERITY_NAMES, fold, place
+from trimtab.report.diagnosis import Diagnosis
+from trimtab.report.finding import Finding
+from trimtab.report.pages import title
+from trimtab.report.terminal import Parts, printed
+from trimtab.report.words import in_words, number
+
+_MOST = {"settings": 10, "findings": 6, "layers": 3, "roots": 2}
+
+WHERE = {
+    "model": lambda: say("model"),
+    "start": lambda: say("at the start"),
+    "data": lambda: say("data"),
+    "loss": lambda: say("loss"),
+    "optimizer": lambda: say("optimizer"),
+    "loop": lambda: say("loop"),
+}
+"""What settings belong to, each name made when it is asked for."""
+
+
+def render_comparison(comparison: Comparison, *, color: bool = False, width: int = 80, unicode: bool = True) -> str:
+    """The comparison as text.
+
+    Args:
+        comparison: What to render.
+        color: Whether to write ANSI colours; nothing is said by colour alone.
+        width: Columns of the reader's window; no line is wider.
+        unicode: False keeps to ASCII.
+
+    Returns:
+        The text, ending in one line end.
+    """
+    return printed(_Writer(width, unicode).report(comparison), width, color)
+
+
+def counted(comparison: Comparison) -> str:
+    """Return how many findings are gone, new and still there, in a few words."""
+    if not (comparison.gone or comparison.new or comparison.stay):
+        return say("no findings")
+    counts = (len(comparison.gone), len(comparison.new), len(comparison.stay))
+    return say("{gone} gone, {new} new, {stay} stay", gone=counts[0], new=counts[1], stay=counts[2])
+
+
+def verdict(diagnosis: Diagnosis) -> str:
+    """Return a run's verdict in a line: its root causes, or that there are none."""
+    groups, _ = fold(diagnosis)
+    if not groups:
+        return say("no training step was seen") if diagnosis.run.steps == 0 else say("healthy: nothing found")
+    names = [title(main.code) or in_words(main.code).capitalize() for main, _ in groups]
+    shown = "; ".join(names[: _MOST["roots"]])
+    more = len(names) - _MOST["roots"]
+    return say("{roots}; and {n} more", roots=shown, n=more) if more > 0 else shown
+
+
+def course(diagnosis: Diagnosis) -> str:
+    """Return the first and the last loss of a run."""
+    run = diagnosis.run
+    if run.first_loss is None and run.last_loss is None:
+        return say("no loss was seen")
+    first, last = (say("unknown") if x is None else number(x) for x in (run.first_loss, run.last_loss))
+    return f"{first} → {last}"
+
+
+def steps(diagnosis: Diagnosis) -> str:
+    """Return how far a run is."""
+    seen = f"{diagnosis.run.steps:,}"
+    return seen if diagnosis.run.finished else say("{seen}, not ended", seen=seen)
+
+
+def shown_value(value: float) -> str:
+    """Return a number of a layer: infinite stands for not finite."""
+    return say("not finite") if math.isinf(value) else number(value)
+
+
+def shown_ratio(layer: LayerChange) -> str:
+    """Return how many times the first the second is, "" where that is no number."""
+    return f"×{number(layer.ratio)}" if math.isfinite(layer.ratio) else ""
+
+
+def layer_name(layer: LayerChange) -> str:
+    """Return a layer's name, both of them where they differ."""
+    return layer.a if layer.a == layer.b else f"{layer.a} / {layer.b}"
+
+
+class _Writer(Parts):
+    """Builds the parts of the comparison."""
+
+    def report(self, comparison: Comparison) -> Iterator[RenderableType]:
+        yield self.head(f"{comparison.names[0]} → {comparison.names[1]}", counted(comparison), "trimtab compare")
+        yield ""
+        yield self.runs(comparison)
+        yield ""
+        yield self.rule(say("What was set otherwise"))
+        yield from self.settings(comparison)
+        yield ""
+        yield self.rule(say("Findings"))
+        yield from self.findings(comparison)
+        if comparison.layers:
+            yield ""
+            yield from self.layers(comparison)
+        if comparison.notes:
+            yield ""
+            for note in comparison.notes:
+                yield self.text(note, "dim")
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[Text | str]], labels: int) -> Table:
+        """Rows whose first cell is at most `labels` columns wide."""
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(overflow="fold", max_width=labels)
+        rest = max((self.width - labels - 2 * len(head)) // max(len(head) - 1, 1), 8)
+        for _ in head[1:]:
+            grid.add_column(overflow="fold", max_width=rest)
+        for cells in ([self.text(cell, "dim") for cell in head], *rows):
+            grid.add_row(*(self.text(cell) if isinstance(cell, str) else cell for cell in cells))
+        return grid
+
+    def runs(self, comparison: Comparison) -> Table:
+        both = (comparison.a, comparison.b)
+        rows: list[list[Text | str]] = []
+        for label, tell in ((say("verdict"), verdict), (say("loss, first → last"), course), (say("steps"), steps)):
+            cells = [self.text(tell(run), "bold" if tell is verdict else "") for run in both]
+            rows.append([self.text(label, "dim"), *cells])
+        return self.table(["", *comparison.names], rows, 18)
+
+    def settings(self, comparison: Comparison) -> Iterator[RenderableType]:
+        settings = comparison.settings
+        if not settings:
+            known = say("Nothing that the records know of.")
+            yield self.text(known if not comparison.notes else say("Not known."), "dim")
+            return
+        shown = settings[: _MOST["settings"]]
+        rows = [[self.setting(setting), setting.a or "–", setting.b or "–"] for setting in shown]
+        yield self.table(["", *comparison.names], rows, self.width * 2 // 5)
+        if len(settings) > len(shown):
+            yield self.text(say("and {n} more", n=len(settings) - len(shown)), "dim")
+
+    def setting(self, setting: Setting) -> Text:
+        return self.text(f"{WHERE[setting.where]()}: {setting.what}")
+
+    def findings(self, comparison: Comparison) -> Iterator[RenderableType]:
+        if not (comparison.gone or comparison.new or comparison.stay):
+            yield self.text(say("Neither run has any."), "dim")
+            return
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True)
+        grid.add_column(overflow="fold")
+        for label, style, those in (
+            (say("gone"), "green", [self.named(finding) for finding in comparison.gone]),
+            (say("new"), "bold red", [self.named(finding) for finding in comparison.new]),
+            (say("stays"), "yellow", [self.named(new, old) for old, new in comparison.stay]),
+        ):
+            for line in those[: _MOST["findings"]]:
+                grid.add_row(self.text(label, style), line)
+            if len(those) > _MOST["findings"]:
+                grid.add_row(self.text(label, style), self.text(say("and {n} more", n=len(those) - _MOST["findings"])))
+        yield grid
+
+    def named(self, finding: Finding, old: Finding | None = None) -> Text:
+        """Severity, code and place; what it was before where that differs."""
+        line = self.text(SEVERITY_NAMES[finding.severity]()).append(" ").append(self.code(finding))
+        if finding.where:
+            line.append(" ").append(self.text(place(finding.where)))
+        if old is not None and old.severity != finding.severity:
+            line.append(self.text(" " + say("(was: {severity})", severity=SEVERITY_NAMES[old.severity]())))
+        if old is not None and old.where != finding.where:
+            line.append(self.text(" " + say("(was {places})", places=place(old.where) or say("nowhere in particular"))))
+        return line
+
+    def layers(self, comparison: Comparison) -> Iterator[RenderableType]:
+        first, second = comparison.layers[0].steps
+        at = say("step {step:,}", step=first)
+        if first != second:
+            at = say("steps {first:,} and {second:,}", first=first, second=second)
+        yield self.rule(say("Layers that differ most, {at}", at=at))
+        rows = []
+        for what, name in (("signal", say("signal")), ("gradient", say("gradient"))):
+            for layer in [layer for layer in comparison.layers if layer.what == what][: _MOST["layers"]]:
+                values = [shown_value(value) for value in layer.values]
+                rows.append([f"{name} {layer_name(layer)}", *values, shown_ratio(layer)])
+        yield self.table([say("root mean square"), *comparison.names, ""], rows, self.width * 2 // 5)
