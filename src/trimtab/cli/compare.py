@@ -18,7 +18,9 @@ FORMATS = ("text", "json", "html")
 @click.argument("a", metavar="RECORD")
 @click.argument("b", metavar="RECORD")
 @click.option("--names", metavar="A,B", help="What the runs are called. [default: what their files' names differ in]")
-@click.option("--ignore", multiple=True, metavar="CODE[@WHERE]", help="Leave a finding out; may be given several times.")
+@click.option(
+    "--ignore", multiple=True, metavar="CODE[@WHERE]", help="Leave a finding out; may be given several times."
+)
 @click.option("--output", metavar="FILE", help="Write the comparison to FILE; - is standard output.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", help="Form. [default: text]")
 def compare(
@@ -26,7 +28,7 @@ def compare(
 ) -> Callable[[], int]:
     """Lay two runs beside each other: before and after a repair, two normalizations, two learning rates.
 
-    What was set otherwise, which findings are gone, new or still there, and where the layers differ; as HTML, every chart of both on the
+    What was set differently, which findings are gone, new or still there, and where the layers differ; as HTML, every chart of both on the
     same scales. A record may be given while its run still writes it.
 
     Exit status: 0, or 2 at bad input.
@@ -35,9 +37,9 @@ def compare(
 
     def action() -> int:
         from trimtab.diagnosis import compare as compare_runs
-        from trimtab.runner.output import write_text
+        from trimtab.runner.output import write_comparison
 
-        write_text(compare_runs(a, b, names=called, ignore=ignore), form, output, sys.stdout)
+        write_comparison(compare_runs(a, b, names=called, ignore=ignore), form, output, sys.stdout)
         return 0
 
     return showing_the_users_errors(action)
@@ -48,5 +50,7 @@ def _names(names: str | None) -> tuple[str, str] | None:
         return None
     first, comma, second = (part.strip() for part in names.partition(","))
     if not (first and comma and second) or "," in second:
-        raise click.UsageError(f"--names takes two names with a comma between them, as in before,after; it was {names!r}")
+        raise click.UsageError(
+            f"--names takes two names with a comma between them, as in before,after; it was {names!r}"
+        )
     return first, second

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -55,10 +56,11 @@ def compare(
     settings: tuple[Setting, ...] = ()
     notes = []
     if records[0] is not None and records[1] is not None:
-        align = partial(aligned, kinds_a=kinds(records[0]), kinds_b=kinds(records[1]))
-        settings = differences(View(records[0]), View(records[1]))
+        views = View(records[0]), View(records[1])
+        align = partial(aligned, kinds_a=kinds(views[0]), kinds_b=kinds(views[1]))
+        settings = differences(*views)
     else:
-        notes.append(say("Without both records, it is not known what was set otherwise."))
+        notes.append(say("Without both records, it is not known what was set differently."))
     gone, new, stay = sorted_out(found[0].findings, found[1].findings)
     return Comparison(
         names=called,
@@ -78,8 +80,7 @@ def _judged(run: Record | Diagnosis | str | Path, ignore: Sequence[str]) -> tupl
     """The record of a run, where it is at hand, and its diagnosis."""
     if isinstance(run, Diagnosis):
         draw = run.draw
-        made = isinstance(draw, partial) and draw.func is charts_of
-        return (draw.args[0] if made else None), run
+        return (draw.args[0] if isinstance(draw, partial) and draw.func is charts_of else None), run
     if isinstance(run, (str, Path)):
         run = Record.open(run)
     if not isinstance(run, Record):
@@ -117,9 +118,11 @@ def _shortened(x: str, y: str) -> tuple[str, str]:
 
 # ---- layers
 
+WHATS: tuple[Literal["signal", "gradient"], ...] = ("signal", "gradient")
+
 
 def layer_changes(a: Charts, b: Charts, align: Align) -> tuple[LayerChange, ...]:
-    """Signal and gradient of every layer that both runs have, at the last step that both have recorded; else at each run's last.
+    """Signal and gradient of every layer that both runs have, at the first and the last step that both have recorded.
 
     Args:
         a: Charts of the first run.
@@ -127,22 +130,35 @@ def layer_changes(a: Charts, b: Charts, align: Align) -> tuple[LayerChange, ...]
         align: Tells which layer of the first run is which of the second.
 
     Returns:
-        Those that differ most first, by the logarithm of their ratio; zero, or not finite, in one run alone comes before all.
+        Those at the first step, then those at the last; of each, those that differ most first, by the logarithm of their ratio: zero,
+        or not finite, in one run alone comes before all. Without a common step, each run's own first and last.
     """
-    found = []
-    for what in ("signal", "gradient"):
-        one, other = (charts[what] if what in charts else None for charts in (a, b))
-        if isinstance(one, HeatMap) and isinstance(other, HeatMap) and len(one.columns) and len(other.columns):
-            common = np.intersect1d(one.columns, other.columns)
-            ends = [common[-1] if len(common) else chart.columns[-1] for chart in (one, other)]
+    found: list[tuple[int, LayerChange]] = []
+    for what in WHATS:
+        one, other = a.get(what), b.get(what)
+        if (
+            not isinstance(one, HeatMap)
+            or not isinstance(other, HeatMap)
+            or not len(one.columns)
+            or not len(other.columns)
+        ):
+            continue
+        rows = align(one.rows, other.rows)
+        for when, ends in enumerate(_ends(one, other)):
             at = [int(np.searchsorted(chart.columns, end)) for chart, end in zip((one, other), ends, strict=True)]
-            for i, k in align(one.rows, other.rows):
+            for i, k in rows:
                 if i is not None and k is not None:
                     values = (float(one.values[i, at[0]]), float(other.values[k, at[1]]))
                     if not any(map(math.isnan, values)):
-                        steps = (int(ends[0]), int(ends[1]))
-                        found.append(LayerChange(one.rows[i], other.rows[k], what, steps, values))  # type: ignore[arg-type]
-    return tuple(sorted(found, key=_apart, reverse=True))
+                        found.append((when, LayerChange(one.rows[i], other.rows[k], what, ends, values)))
+    return tuple(layer for _, layer in sorted(found, key=lambda entry: (entry[0], -_apart(entry[1]))))
+
+
+def _ends(a: HeatMap, b: HeatMap) -> list[tuple[int, int]]:
+    """First and last common step, as the step of each; one alone where they are the same."""
+    common = np.intersect1d(a.columns, b.columns)
+    first, last = ((common[i], common[i]) if len(common) else (a.columns[i], b.columns[i]) for i in (0, -1))
+    return list(dict.fromkeys([(int(first[0]), int(first[1])), (int(last[0]), int(last[1]))]))
 
 
 def _apart(layer: LayerChange) -> float:

@@ -1,18 +1,18 @@
-"""What was set otherwise in two runs: the answer to "what did I change?"."""
+"""What was set differently in two runs: the answer to "what did I change?"."""
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from trimtab._messages import say
+from trimtab.diagnosis.charting.flow import name_of
 from trimtab.diagnosis.diagnose import size_of
 from trimtab.diagnosis.layers import module_of
 from trimtab.diagnosis.view import View
-from trimtab.recording import Record
-from trimtab.report.alignment import aligned
+from trimtab.report.alignment import Kind, aligned
 from trimtab.report.comparison import Setting
 from trimtab.report.words import number, places
 
@@ -26,36 +26,32 @@ APART = 0.1
 IDLE = {"foreach", "fused", "differentiable", "capturable", "maximize"}
 """Settings of an optimizer that change its speed or are hardly ever touched; maximize is told by the loss."""
 
-MOST_SHAPES = 8
 
-
-def kinds(record: Record) -> dict[str, tuple[Hashable, Hashable]]:
-    """Class and shapes of the own parameters of each module and call, by its name for people.
+def kinds(view: View) -> dict[str, Kind]:
+    """What is known of each module and call of a module.
 
     Args:
-        record: The record.
+        view: The run.
 
     Returns:
-        By label, as `report.alignment.aligned` takes it.
+        By every name under which people meet it.
     """
-    found: dict[str, tuple[Hashable, Hashable]] = {}
+    record, found = view.record, dict[str, Kind]()
     for i, model in enumerate(record.models):
         calls = [site.name for site in record.of_kind("output") if site.model == i]
         for name in dict.fromkeys([*model["modules"], *calls]):
             module = module_of(name, model["modules"])
             facts = model["modules"].get(module)
             if facts is not None:
-                found[record.label(i, name) or facts["class"]] = (facts["class"], _shapes(model, module, facts))
+                own = [f"{module}.{own}" if module else own for own in facts["parameters"]]
+                shapes = tuple(tuple(model["parameters"].get(p, {}).get("shape") or ()) for p in own)
+                kind = Kind(record.label(i, name), facts["class"], shapes)
+                found |= dict.fromkeys((kind.name or facts["class"], name_of(view, i, name), view.name(i, name)), kind)
     return found
 
 
-def _shapes(model: dict[str, Any], module: str, facts: dict[str, Any]) -> Hashable:
-    names = [f"{module}.{own}" if module else own for own in facts["parameters"][:MOST_SHAPES]]
-    return tuple(tuple(model["parameters"].get(name, {}).get("shape") or ()) for name in names)
-
-
 def differences(a: View, b: View) -> tuple[Setting, ...]:
-    """Everything that a record knows to have been set otherwise.
+    """Everything that a record knows to have been set differently.
 
     Args:
         a: The first run.
@@ -76,7 +72,7 @@ def _modules(a: View, b: View) -> Iterator[Setting]:
         yield Setting("model", say("numbers in its parameters"), f"{sizes[0]:,}", f"{sizes[1]:,}")
     mine, others = _parts(a), _parts(b)
     changed: dict[tuple[str, str, str], list[str]] = {}
-    for i, k in aligned(list(mine), list(others), kinds(a.record), kinds(b.record)):
+    for i, k in aligned(list(mine), list(others), kinds(a), kinds(b)):
         old = None if i is None else list(mine)[i]
         new = None if k is None else list(others)[k]
         name = new if new is not None else old
@@ -126,14 +122,18 @@ def _word(facts: dict[str, Any], key: str) -> str:
 def _start(a: View, b: View) -> Iterator[Setting]:
     """Sizes of the parameters before the first step, where both records begin with it."""
     first, second = _drawn(a), _drawn(b)
-    rows = aligned(list(first), list(second), *({name: p.kind for name, p in those.items()} for those in (first, second)))
+    rows = aligned(
+        list(first), list(second), *({name: p.kind for name, p in those.items()} for those in (first, second))
+    )
     both = [(list(first.values())[i], list(second.values())[k]) for i, k in rows if i is not None and k is not None]
     apart = [(one, other) for one, other in both if not _of_one_size(one, other)]
     for weights in (True, False):
         those = [(one, other) for one, other in apart if one.weight == weights]
         if those:
             what = say("rms of {places}", places=places([other.name for _, other in those]))
-            yield Setting("start", what, _range([one.size for one, _ in those]), _range([other.size for _, other in those]))
+            yield Setting(
+                "start", what, _range([one.size for one, _ in those]), _range([other.size for _, other in those])
+            )
     if not apart and any((one.mean, one.size) != (other.mean, other.size) for one, other in both):
         yield Setting("start", say("weights"), say("one draw"), say("another draw of the same size"))
 
@@ -143,7 +143,7 @@ class _Parameter:
     """A parameter before the first step."""
 
     name: str
-    kind: tuple[Hashable, Hashable]
+    kind: Kind
     weight: bool
     count: float
     mean: float
@@ -161,7 +161,9 @@ def _drawn(view: View) -> dict[str, _Parameter]:
         if count > 0 and facts:
             own = site.name.rpartition(".")[2]
             label = record.label(site.model, site.name)
-            kind = ((view.class_of(site.model, facts.get("owner") or ""), own), tuple(facts["shape"] or ()))
+            kind = Kind(
+                label, (view.class_of(site.model, facts.get("owner") or ""), own), (tuple(facts["shape"] or ()),)
+            )
             found[label] = _Parameter(label, kind, len(facts["shape"] or ()) > 1, count, mean, math.hypot(mean, std))
     return found
 
@@ -184,7 +186,10 @@ def _data(a: View, b: View) -> Iterator[Setting]:
     one, other = _fed(a), _fed(b)
     if one["shape"] != other["shape"]:
         yield Setting("data", say("shape of the first input"), one["shape"], other["shape"])
-    for kind, names in (("input", (say("mean of the inputs"), say("spread of the inputs"))), ("target", (say("mean of the targets"), say("spread of the targets")))):
+    for kind, names in (
+        ("input", (say("mean of the inputs"), say("spread of the inputs"))),
+        ("target", (say("mean of the targets"), say("spread of the targets"))),
+    ):
         if kind in one and kind in other:
             scale = max(one[kind][1], other[kind][1])
             for name, x, y in zip(names, one[kind], other[kind], strict=True):

@@ -1,6 +1,7 @@
 """Which layer of one net is which of another: by name, or, where names have shifted, by class and order."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -9,12 +10,30 @@ CLASS, NAME, SHAPE = 1000, 4, 2
 counts last: it pairs a layer with the one that has taken its place."""
 
 
+class Kind(NamedTuple):
+    """What is known of a layer.
+
+    Attributes:
+        name: Its name in the net.
+        cls: Its class, None where that is not known.
+        shapes: Shapes of its own parameters; empty for one that has none, and where they are not known.
+    """
+
+    name: str
+    cls: Hashable = None
+    shapes: tuple[Hashable, ...] = ()
+
+
+Rows: TypeAlias = list[tuple[int | None, int | None]]
+"""Two lists beside each other: an index into the first, an index into the second, None where one has no such layer."""
+
+
 def aligned(
     a: Sequence[str],
     b: Sequence[str],
-    kinds_a: Mapping[str, tuple[Hashable, Hashable]] | None = None,
-    kinds_b: Mapping[str, tuple[Hashable, Hashable]] | None = None,
-) -> list[tuple[int | None, int | None]]:
+    kinds_a: Mapping[str, Kind] | None = None,
+    kinds_b: Mapping[str, Kind] | None = None,
+) -> Rows:
     """Line two lists of layers up, both in their order (the heaviest common subsequence; Needleman and Wunsch 1970 without a gap's cost).
 
     In a `Sequential`, one layer that is put in shifts the names of all that follow; then classes and shapes tell which was which. A layer
@@ -22,34 +41,33 @@ def aligned(
     their ReLUs.
 
     Args:
-        a: Names of layers in their order.
-        b: Names of others.
-        kinds_a: Class and shapes of each of `a`; of a layer that is not in it, the name alone is known.
+        a: Layers in their order, as they are called.
+        b: Others.
+        kinds_a: What is known of each of `a`; of one that is not in it, what it is called.
         kinds_b: Of each of `b`.
 
     Returns:
-        Rows of both lists in their order: an index into `a`, an index into `b`, None where one has no such layer.
+        Rows with all of both in their order.
     """
-    kinds_a, kinds_b = kinds_a or {}, kinds_b or {}
+    kinds = [[(known or {}).get(name, Kind(name)) for name in names] for names, known in ((a, kinds_a), (b, kinds_b))]
+    weights = np.array([[_weight(x, y) for y in kinds[1]] for x in kinds[0]], dtype=np.int64).reshape(len(a), len(b))
     table = np.zeros((len(a) + 1, len(b) + 1), dtype=np.int64)
-    weights = np.array([[_weight(x, y, kinds_a.get(x), kinds_b.get(y)) for y in b] for x in a], dtype=np.int64)
-    weights = weights.reshape(len(a), len(b))
     for i in range(len(a)):
         both = table[i, :-1] + weights[i]
         table[i + 1, 1:] = np.maximum.accumulate(np.maximum(table[i, 1:], both))
-    return _known_by_neighbours(_path(table, weights), a, b, kinds_a, kinds_b)
+    return _known_by_neighbours(_path(table, weights), kinds[0], kinds[1])
 
 
-def _weight(x: str, y: str, kind_x: tuple[Hashable, Hashable] | None, kind_y: tuple[Hashable, Hashable] | None) -> int:
-    if kind_x is None or kind_y is None:
-        return CLASS + NAME if x == y else 0
-    if kind_x[0] != kind_y[0]:
-        return int(x == y)
-    return CLASS + NAME * (x == y) + SHAPE * (kind_x[1] == kind_y[1])
+def _weight(x: Kind, y: Kind) -> int:
+    if x.cls != y.cls:
+        return int(x.name == y.name)
+    if x.cls is None:
+        return CLASS + NAME if x.name == y.name else 0
+    return CLASS + NAME * (x.name == y.name) + SHAPE * (x.shapes == y.shapes)
 
 
-def _path(table: np.ndarray, weights: np.ndarray) -> list[tuple[int | None, int | None]]:
-    rows: list[tuple[int | None, int | None]] = []
+def _path(table: np.ndarray, weights: np.ndarray) -> Rows:
+    rows: Rows = []
     i, k = len(table) - 1, table.shape[1] - 1
     while i or k:
         paired = i and k and weights[i - 1, k - 1] and table[i, k] == table[i - 1, k - 1] + weights[i - 1, k - 1]
@@ -65,25 +83,32 @@ def _path(table: np.ndarray, weights: np.ndarray) -> list[tuple[int | None, int 
     return rows[::-1]
 
 
-def _known_by_neighbours(
-    rows: list[tuple[int | None, int | None]],
-    a: Sequence[str],
-    b: Sequence[str],
-    kinds_a: Mapping[str, tuple[Hashable, Hashable]],
-    kinds_b: Mapping[str, tuple[Hashable, Hashable]],
-) -> list[tuple[int | None, int | None]]:
-    kept: list[tuple[int | None, int | None]] = []
+def _known_by_neighbours(rows: Rows, a: Sequence[Kind], b: Sequence[Kind]) -> Rows:
+    """The rows without pairs of bare layers of two names that follow layers which are no pair."""
+    kept: Rows = []
     sure = True
     for i, k in rows:
-        bare = (i is None or _bare(a[i], kinds_a)) and (k is None or _bare(b[k], kinds_b))
+        bare = (i is None or not a[i].shapes) and (k is None or not b[k].shapes)
         if not bare:
             sure = i is not None and k is not None
-        if bare and not sure and i is not None and k is not None and a[i] != b[k]:
+        if bare and not sure and i is not None and k is not None and a[i].name != b[k].name:
             kept += [(i, None), (None, k)]
         else:
             kept.append((i, k))
-    return kept
+    return _one_after_the_other(kept)
 
 
-def _bare(name: str, kinds: Mapping[str, tuple[Hashable, Hashable]]) -> bool:
-    return name in kinds and not kinds[name][1]
+def _one_after_the_other(rows: Rows) -> Rows:
+    """Between two pairs, first what only the first list has and then what only the second has."""
+    found: Rows = []
+    mine: Rows = []
+    others: Rows = []
+    for row in [*rows, None]:
+        if row is not None and row[1] is None:
+            mine.append(row)
+        elif row is not None and row[0] is None:
+            others.append(row)
+        else:
+            found += [*mine, *others, *([] if row is None else [row])]
+            mine, others = [], []
+    return found

@@ -16,7 +16,7 @@ Where: TypeAlias = Literal["model", "start", "data", "loss", "optimizer", "loop"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Something that was set otherwise in the two runs.
+    """Something that was set differently in the two runs.
 
     Attributes:
         where: What of the run it belongs to.
@@ -39,7 +39,7 @@ class LayerChange:
         a: Its name in the first run.
         b: Its name in the second run.
         what: "signal" (root mean square of its output) or "gradient" (of the gradient at its output).
-        steps: The step in either run: one that both have recorded, or each run's last.
+        steps: The step in either run: the first or last that both have recorded, or each run's own.
         values: The numbers: infinite where they were not finite.
     """
 
@@ -69,8 +69,8 @@ class Comparison:
         gone: Findings of the first run that the second has not.
         new: Findings of the second run that the first had not.
         stay: Findings that both have, as they were and as they are: by code, those of equal places first.
-        settings: What was set otherwise.
-        layers: Layers that both have, those whose numbers differ most first.
+        settings: What was set differently.
+        layers: Layers that both have, at the first and at the last common step, at each those whose numbers differ most first.
         notes: What a reader must know of the comparison.
         draw: Makes the charts when they are asked for; JSON and comparison leave them out.
     """
@@ -85,6 +85,13 @@ class Comparison:
     layers: tuple[LayerChange, ...] = ()
     notes: tuple[str, ...] = ()
     draw: Callable[[], PairedCharts] | None = field(default=None, repr=False, compare=False)
+
+    def layers_at(self) -> dict[tuple[int, int], list[LayerChange]]:
+        """The layers by the step of either run."""
+        found: dict[tuple[int, int], list[LayerChange]] = {}
+        for layer in self.layers:
+            found.setdefault(layer.steps, []).append(layer)
+        return found
 
     @property
     def charts(self) -> PairedCharts:

@@ -9,14 +9,14 @@ from rich.text import Text
 
 from trimtab._messages import say
 from trimtab.report.comparison import Comparison, LayerChange, Setting
-from trimtab.report.outline import SEVERITY_NAMES, fold, place
 from trimtab.report.diagnosis import Diagnosis
 from trimtab.report.finding import Finding
+from trimtab.report.outline import SEVERITY_NAMES, fold, place
 from trimtab.report.pages import title
 from trimtab.report.terminal import Parts, printed
 from trimtab.report.words import in_words, number
 
-_MOST = {"settings": 10, "findings": 6, "layers": 3, "roots": 2}
+_MOST = {"settings": 10, "findings": 6, "layers": 2, "roots": 2}
 
 WHERE = {
     "model": lambda: say("model"),
@@ -48,8 +48,9 @@ def counted(comparison: Comparison) -> str:
     """Return how many findings are gone, new and still there, in a few words."""
     if not (comparison.gone or comparison.new or comparison.stay):
         return say("no findings")
-    counts = (len(comparison.gone), len(comparison.new), len(comparison.stay))
-    return say("{gone} gone, {new} new, {stay} stay", gone=counts[0], new=counts[1], stay=counts[2])
+    gone, new, stay = len(comparison.gone), len(comparison.new), len(comparison.stay)
+    parts = [say("{n} gone", n=gone) if gone else say("none gone"), say("{n} new", n=new) if new else say("none new")]
+    return ", ".join([*parts, *([say("{n} still there", n=stay)] if stay else [])])
 
 
 def verdict(diagnosis: Diagnosis) -> str:
@@ -88,6 +89,13 @@ def shown_ratio(layer: LayerChange) -> str:
     return f"×{number(layer.ratio)}" if math.isfinite(layer.ratio) else ""
 
 
+def when(at: tuple[int, int]) -> str:
+    """Return at which step two runs are looked at."""
+    if at[0] == at[1]:
+        return say("step {step:,}", step=at[0])
+    return say("steps {first:,} and {second:,}", first=at[0], second=at[1])
+
+
 def layer_name(layer: LayerChange) -> str:
     """Return a layer's name, both of them where they differ."""
     return layer.a if layer.a == layer.b else f"{layer.a} / {layer.b}"
@@ -101,7 +109,7 @@ class _Writer(Parts):
         yield ""
         yield self.runs(comparison)
         yield ""
-        yield self.rule(say("What was set otherwise"))
+        yield self.rule(say("What was set differently"))
         yield from self.settings(comparison)
         yield ""
         yield self.rule(say("Findings"))
@@ -140,7 +148,9 @@ class _Writer(Parts):
             yield self.text(known if not comparison.notes else say("Not known."), "dim")
             return
         shown = settings[: _MOST["settings"]]
-        rows = [[self.setting(setting), setting.a or "–", setting.b or "–"] for setting in shown]
+        rows: list[list[Text | str]] = [
+            [self.setting(setting), setting.a or "–", setting.b or "–"] for setting in shown
+        ]
         yield self.table(["", *comparison.names], rows, self.width * 2 // 5)
         if len(settings) > len(shown):
             yield self.text(say("and {n} more", n=len(settings) - len(shown)), "dim")
@@ -158,7 +168,7 @@ class _Writer(Parts):
         for label, style, those in (
             (say("gone"), "green", [self.named(finding) for finding in comparison.gone]),
             (say("new"), "bold red", [self.named(finding) for finding in comparison.new]),
-            (say("stays"), "yellow", [self.named(new, old) for old, new in comparison.stay]),
+            (say("still there"), "yellow", [self.named(new, old) for old, new in comparison.stay]),
         ):
             for line in those[: _MOST["findings"]]:
                 grid.add_row(self.text(label, style), line)
@@ -178,14 +188,12 @@ class _Writer(Parts):
         return line
 
     def layers(self, comparison: Comparison) -> Iterator[RenderableType]:
-        first, second = comparison.layers[0].steps
-        at = say("step {step:,}", step=first)
-        if first != second:
-            at = say("steps {first:,} and {second:,}", first=first, second=second)
-        yield self.rule(say("Layers that differ most, {at}", at=at))
-        rows = []
-        for what, name in (("signal", say("signal")), ("gradient", say("gradient"))):
-            for layer in [layer for layer in comparison.layers if layer.what == what][: _MOST["layers"]]:
-                values = [shown_value(value) for value in layer.values]
-                rows.append([f"{name} {layer_name(layer)}", *values, shown_ratio(layer)])
+        yield self.rule(say("Layers that differ most"))
+        rows: list[list[Text | str]] = []
+        for at, layers in comparison.layers_at().items():
+            rows.append([self.text(when(at), "dim"), "", "", ""])
+            for what, name in (("signal", say("signal")), ("gradient", say("gradient"))):
+                for layer in [layer for layer in layers if layer.what == what][: _MOST["layers"]]:
+                    values = [shown_value(value) for value in layer.values]
+                    rows.append([f"{name} {layer_name(layer)}", *values, shown_ratio(layer)])
         yield self.table([say("root mean square"), *comparison.names, ""], rows, self.width * 2 // 5)

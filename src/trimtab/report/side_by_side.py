@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab._messages import say
-from trimtab.report.charts import Chart, Charts, Curve, HeatMap, LineChart, Numbers, Section
+from trimtab.report.alignment import Rows
+from trimtab.report.charts import Chart, Charts, Curve, HeatMap, LineChart, Numbers, Section, is_wide
 
-Rows: TypeAlias = list[tuple[int | None, int | None]]
 Align: TypeAlias = Callable[[Sequence[str], Sequence[str]], Rows]
 """Which layer of the first list is which of the second, as `alignment.aligned` tells it."""
 
@@ -95,7 +95,7 @@ def paired(a: Charts, b: Charts, names: tuple[str, str], align: Align) -> Paired
     """
     keys = list(dict.fromkeys([chart.key for chart in a] + [chart.key for chart in b]))
     order = {chart.key: i for charts in (b, a) for i, chart in enumerate(charts)}
-    panels = (_panel(key, (_get(a, key), _get(b, key)), names, align) for key in sorted(keys, key=order.__getitem__))
+    panels = (_panel(key, (a.get(key), b.get(key)), names, align) for key in sorted(keys, key=order.__getitem__))
     return PairedCharts(tuple(panels), _remarks(a, b, names))
 
 
@@ -108,10 +108,6 @@ def _remarks(a: Charts, b: Charts, names: tuple[str, str]) -> tuple[str, ...]:
         for name, charts in zip(names, (a, b), strict=True)
         for note in charts.notes
     )
-
-
-def _get(charts: Charts, key: str) -> Chart | None:
-    return charts[key] if key in charts else None
 
 
 def _panel(key: str, pair: tuple[Chart | None, Chart | None], names: tuple[str, str], align: Align) -> Panel:
@@ -164,7 +160,9 @@ def _overlaid(key: str, pair: list[LineChart | None], names: tuple[str, str], ca
     if limits:
         drawn = [entry for entry in drawn if entry[1].look != "limit"]
         drawn += [(len(drawn), limit, np.arange(len(x))) for limit in limits]
-    drawn.sort(key=lambda entry: entry[0])  # the first curve of either run before the second of any: runs keep their colours
+    drawn.sort(
+        key=lambda entry: entry[0]
+    )  # the first curve of either run before the second of any: runs keep their colours
     chart = replace(
         known[-1], key=key, x=x, curves=tuple(curve for _, curve, _ in drawn), log=_both_log(known), caption=""
     )
@@ -204,9 +202,11 @@ def _spread(curve: Curve, places: Places, count: int) -> Curve:
 
 
 def _both_log(charts: Sequence[LineChart]) -> bool:
-    """Logarithmic where all are, or where one is and the other has nothing that would be lost."""
-    numbers = [np.concatenate([curve.y for curve in chart.curves]) for chart in charts if not chart.log]
-    return any(chart.log for chart in charts) and not any((y <= 0).any() for y in numbers)
+    """Logarithmic where all are, where one is and the others have nothing that would be lost, or where only both together are wide."""
+    every = [np.concatenate([curve.y for curve in chart.curves]) for chart in charts]
+    if any(chart.log for chart in charts):
+        return not any((y <= 0).any() for chart, y in zip(charts, every, strict=True) if not chart.log)
+    return is_wide(np.concatenate(every))
 
 
 def _span(charts: Sequence[LineChart], log: bool) -> tuple[float, float] | None:

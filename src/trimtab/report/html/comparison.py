@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from trimtab._messages import say
-from trimtab.report.charts import SECTIONS, Chart, HeatMap, Section
+from trimtab.report.charts import SECTIONS, Chart, HeatMap
 from trimtab.report.comparison import Comparison
 from trimtab.report.comparison_text import (
     WHERE,
@@ -16,6 +16,7 @@ from trimtab.report.comparison_text import (
     shown_value,
     steps,
     verdict,
+    when,
 )
 from trimtab.report.html.packing import colour_range, packed
 from trimtab.report.html.page import HEADINGS, environment, shell
@@ -25,7 +26,7 @@ from trimtab.report.words import clean
 
 STYLES = ("compare.css",)
 
-LAYERS = 12
+LAYERS = 8
 """Layers that are told in the table, of each signal and gradient."""
 
 
@@ -47,12 +48,22 @@ def render_comparison_html(comparison: Comparison) -> str:
             comparison=comparison,
             counted=counted(comparison),
             runs=[
-                {"name": name, "diagnosis": run, "verdict": verdict(run), "loss": course(run), "steps": steps(run), "rows": list(facts(run))}
+                {
+                    "name": name,
+                    "diagnosis": run,
+                    "verdict": verdict(run),
+                    "loss": course(run),
+                    "steps": steps(run),
+                    "rows": list(facts(run.run)),
+                }
                 for name, run in zip(comparison.names, (comparison.a, comparison.b), strict=True)
             ],
             groups=WHERE,
             layers=_layers(comparison),
-            sections=[(key, heading, [_shown(panel, comparison.names) for panel in panels]) for key, heading, panels in sections],
+            sections=[
+                (key, heading, [_shown(panel, comparison.names) for panel in panels])
+                for key, heading, panels in sections
+            ],
             remarks=[*comparison.notes, *charts.notes],
             was=_was,
             **shell(clean(" / ".join(comparison.names)), {"charts": _data(charts, comparison.names)}, STYLES),
@@ -65,13 +76,17 @@ def _was(old: Any, new: Any) -> str:
     return "" if old.where == new.where else place(old.where) or say("nowhere in particular")
 
 
-def _layers(comparison: Comparison) -> list[tuple[str, str, str, str, str]]:
-    found = []
-    for what, label in (("signal", say("signal")), ("gradient", say("gradient"))):
-        for layer in [layer for layer in comparison.layers if layer.what == what][:LAYERS]:
-            a, b = (shown_value(value) for value in layer.values)
-            found.append((label, layer_name(layer), a, b, shown_ratio(layer)))
-    return found
+def _layers(comparison: Comparison) -> list[tuple[str, list[tuple[str, str, str, str, str]]]]:
+    """Rows of the table of layers for each step."""
+    tables = []
+    for at, layers in comparison.layers_at().items():
+        rows = []
+        for what, label in (("signal", say("signal")), ("gradient", say("gradient"))):
+            for layer in [layer for layer in layers if layer.what == what][:LAYERS]:
+                a, b = (shown_value(value) for value in layer.values)
+                rows.append((label, layer_name(layer), a, b, shown_ratio(layer)))
+        tables.append((when(at), rows))
+    return tables
 
 
 def _titled(chart: Chart, name: str) -> Chart:

@@ -145,7 +145,7 @@
         }),
         axis({
           size: 58, gap: 4,
-          ...(chart.log ? { splits: (u, i, low, high) => powers(low, high, u.bbox ? u.bbox.height / devicePixelRatio : 200), filter: (u, marks) => marks } : {}),
+          ...(chart.log ? { incrs: [1e300], splits: (u, i, low, high) => powers(low, high, u.bbox ? u.bbox.height / devicePixelRatio : 200), filter: (u, marks) => marks } : {}),
           values: (u, marks) => marks.map(tick),
         }),
       ],
