@@ -240,3 +240,13 @@ def test_a_notebook_shows_findings_without_a_script():
     rules = re.findall(r"(?:^|})\s*([^{}]+){", page.styles[0])
     assert rules
     assert all(part.strip().startswith(".trimtab-report") for rule in rules for part in rule.split(","))
+
+
+def test_a_prescription_writes_its_page(tmp_path):
+    found = Prescription(ONE_ROOT, (Trial(VANISHING.repairs[0], ("initialization",), 0.91, 0.1),), None)
+    page = found.to_html(tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text(encoding="utf-8") == page
+    assert "no repair proved" in Parsed(page).text
+    shown = Parsed(found._repr_html_())
+    assert shown.all("script") == []
+    assert "no repair proved" in shown.text
