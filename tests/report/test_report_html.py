@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -250,3 +251,11 @@ def test_a_prescription_writes_its_page(tmp_path):
     shown = Parsed(found._repr_html_())
     assert shown.all("script") == []
     assert "no repair proved" in shown.text
+
+
+def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch):
+    text = (Path(__file__).parents[2] / "docs" / "page.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    assert 'data-chart="signal"' in (tmp_path / "report.html").read_text(encoding="utf-8")
