@@ -7,6 +7,7 @@ Asked: at most 3 MB for 300 modules at 1,000 recorded steps, and under 10 s for 
 """
 
 import argparse
+import itertools
 import tempfile
 import time
 from pathlib import Path
@@ -50,7 +51,7 @@ def main() -> None:
             marks.append(time.perf_counter())
             page = diagnosis.to_html(Path(folder) / "page.html")
             marks.append(time.perf_counter())
-            read, judged, written = (later - sooner for sooner, later in zip(marks, marks[1:], strict=False))
+            read, judged, written = (later - sooner for sooner, later in itertools.pairwise(marks))
             name = f"{2 * layers + 1} modules, {steps:,} recorded steps, {path.stat().st_size / 1e6:.0f} MB"
             print(
                 f"| {name} | {read:.1f} | {judged:.1f} | {written:.1f} | {marks[-1] - marks[0]:.1f} | {len(page) / 1e6:.2f} |",
