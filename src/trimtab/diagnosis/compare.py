@@ -21,6 +21,10 @@ from trimtab.report.alignment import aligned
 from trimtab.report.charts import Charts, HeatMap
 from trimtab.report.comparison import LayerChange, Setting, sorted_out
 from trimtab.report.side_by_side import Align, paired
+from trimtab.report.words import clean, shortened
+
+LONGEST = 40
+"""Characters of a run's name."""
 
 
 def compare(
@@ -50,7 +54,8 @@ def compare(
     if names is not None and (isinstance(names, str) or len(names) != 2 or not all(isinstance(n, str) for n in names)):
         raise UsageError(f"names must be two strings, one for each run, but {names!r} was given")
     records, found = zip(*(_judged(run, ignore) for run in (a, b)), strict=True)
-    called = (names[0], names[1]) if names is not None else _names(found[0], found[1])
+    one, other = names if names is not None else _names(found[0], found[1])
+    called = (shortened(clean(one), LONGEST), shortened(clean(other), LONGEST))
     charts = (found[0].charts, found[1].charts)
     align: Align = aligned
     settings: tuple[Setting, ...] = ()

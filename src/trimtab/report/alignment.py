@@ -37,8 +37,8 @@ def aligned(
     """Line two lists of layers up, both in their order (the heaviest common subsequence; Needleman and Wunsch 1970 without a gap's cost).
 
     In a `Sequential`, one layer that is put in shifts the names of all that follow; then classes and shapes tell which was which. A layer
-    without parameters that has another name is the same only where the one with parameters before it is: nets of two kinds both have
-    their ReLUs.
+    without parameters that has another name is the same only where the one with parameters before it is, in one of the nets at least: nets of
+    two kinds both have their ReLUs.
 
     Args:
         a: Layers in their order, as they are called.
@@ -84,17 +84,17 @@ def _path(table: np.ndarray, weights: np.ndarray) -> Rows:
 
 
 def _known_by_neighbours(rows: Rows, a: Sequence[Kind], b: Sequence[Kind]) -> Rows:
-    """The rows without pairs of bare layers of two names that follow layers which are no pair."""
+    """The rows without pairs of bare layers of two names that follow, in either net, a layer which has no partner."""
     kept: Rows = []
-    sure = True
+    known = [True, True]
     for i, k in rows:
-        bare = (i is None or not a[i].shapes) and (k is None or not b[k].shapes)
-        if not bare:
-            sure = i is not None and k is not None
-        if bare and not sure and i is not None and k is not None and a[i].name != b[k].name:
-            kept += [(i, None), (None, k)]
-        else:
-            kept.append((i, k))
+        paired = i is not None and k is not None
+        if i is not None and a[i].shapes:
+            known[0] = paired
+        if k is not None and b[k].shapes:
+            known[1] = paired
+        strangers = i is not None and k is not None and not (a[i].shapes or b[k].shapes) and a[i].name != b[k].name
+        kept += [(i, None), (None, k)] if strangers and not any(known) else [(i, k)]
     return _one_after_the_other(kept)
 
 

@@ -182,9 +182,10 @@ class _Writer(Parts):
         if finding.where:
             line.append(" ").append(self.text(place(finding.where)))
         if old is not None and old.severity != finding.severity:
-            line.append(self.text(" " + say("(was: {severity})", severity=SEVERITY_NAMES[old.severity]())))
+            line.append(" ").append(self.text(say("(was: {severity})", severity=SEVERITY_NAMES[old.severity]())))
         if old is not None and old.where != finding.where:
-            line.append(self.text(" " + say("(was {places})", places=place(old.where) or say("nowhere in particular"))))
+            where = place(old.where) or say("nowhere in particular")
+            line.append(" ").append(self.text(say("(was {places})", places=where)))
         return line
 
     def layers(self, comparison: Comparison) -> Iterator[RenderableType]:

@@ -123,7 +123,9 @@ def _panel(key: str, pair: tuple[Chart | None, Chart | None], names: tuple[str, 
         log = _both_log([a, b])
         fitted = _by_layer(a, b, align) if a.names and b.names else (Fitted(a), Fitted(b))
         shown = tuple(Fitted(replace(f.chart, log=log), f.places) for f in fitted)
-        x_range = None if a.names and b.names else (float(min(a.x[0], b.x[0])), float(max(a.x[-1], b.x[-1])))
+        every = np.concatenate([a.x, b.x])
+        common = len(every) == 0 or bool(a.names and b.names)
+        x_range = None if common else (float(every.min()), float(every.max()))
         return Panel(key, seen.section, shown, caption, x_range, _span([a, b], log))
     return Panel(key, seen.section, tuple(None if c is None else Fitted(c) for c in pair), caption)
 
