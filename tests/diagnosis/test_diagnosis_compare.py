@@ -73,7 +73,7 @@ def test_the_same_run_twice(plain):
     assert found.layers
     assert all(layer.values[0] == layer.values[1] for layer in found.layers)
     assert found.names == ("first", "second")
-    assert told(plain, run()) == {}  # another process could not do better: same seeds, same numbers
+    assert told(plain, run()) == {}  # the same seeds, so the same numbers
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from trimtab.report.comparison_text import (
     verdict,
     when,
 )
-from trimtab.report.html.packing import colour_range, packed
+from trimtab.report.diagnosis import Diagnosis
+from trimtab.report.html.packing import colour_range, is_named, packed
 from trimtab.report.html.page import HEADINGS, environment, shell
-from trimtab.report.outline import facts, place
+from trimtab.report.outline import facts, fold, place
 from trimtab.report.side_by_side import Fitted, PairedCharts, Panel
 from trimtab.report.words import clean
 
@@ -40,6 +41,7 @@ def render_comparison_html(comparison: Comparison) -> str:
         HTML. Its policy lets nothing run or load but what it brings along; text of the runs' is never markup.
     """
     charts = comparison.charts
+    named = [_named(run) for run in (comparison.a, comparison.b)]
     sections = [(name, HEADINGS[name](), charts.of(name)) for name in SECTIONS if charts.of(name)]
     return (
         environment()
@@ -61,12 +63,12 @@ def render_comparison_html(comparison: Comparison) -> str:
             groups=WHERE,
             layers=_layers(comparison),
             sections=[
-                (key, heading, [_shown(panel, comparison.names) for panel in panels])
+                (key, heading, [_shown(panel, comparison.names, named) for panel in panels])
                 for key, heading, panels in sections
             ],
             remarks=[*comparison.notes, *charts.notes],
             was=_was,
-            **shell(clean(" / ".join(comparison.names)), {"charts": _data(charts, comparison.names)}, STYLES),
+            **shell(clean(" / ".join(comparison.names)), {"charts": _data(charts, named)}, STYLES),
         )
     )
 
@@ -93,29 +95,38 @@ def _titled(chart: Chart, name: str) -> Chart:
     return replace(chart, title=say("{title}: {run}", title=chart.title, run=name), caption="")
 
 
-def _shown(panel: Panel, names: tuple[str, str]) -> dict[str, Any]:
+def _named(diagnosis: Diagnosis) -> set[str]:
+    """The places of a run's errors and warnings, and of what follows from them."""
+    groups, _ = fold(diagnosis)
+    return {place for main, following in groups for found in (main, *following) for place in found.where}
+
+
+def _shown(panel: Panel, names: tuple[str, str], named: Sequence[set[str]]) -> dict[str, Any]:
     """What the template makes of a panel: its charts with their ids, None where there is none."""
     if len(panel.runs) == 1:
         (fitted,) = panel.runs
         assert fitted is not None
-        return {"both": replace(fitted.chart, caption=panel.caption), "id": panel.key, "panel": panel}
+        return {"both": replace(fitted.chart, caption=panel.caption), "id": panel.key}
     title = next(fitted.chart.title for fitted in panel.runs if fitted is not None)
     sides = [
         {"id": f"{panel.key}-{side}", "name": name, "chart": None if fitted is None else _titled(fitted.chart, name)}
         for side, name, fitted in zip("ab", names, panel.runs, strict=True)
     ]
-    return {"both": None, "title": title, "sides": sides, "panel": panel}
+    maps = [(f.chart.rows, p) for f, p in zip(panel.runs, named, strict=True) if f and isinstance(f.chart, HeatMap)]
+    marked = any(is_named(row, places) for rows, places in maps for row in rows)
+    mark = [say("▸ marks what a finding of the run names.")] if marked else []
+    return {"both": None, "title": title, "sides": sides, "caption": " ".join([panel.caption, *mark]).strip()}
 
 
-def _data(charts: PairedCharts, names: tuple[str, str]) -> list[dict[str, Any]]:
+def _data(charts: PairedCharts, named: Sequence[set[str]]) -> list[dict[str, Any]]:
     found = []
     for panel in charts:
         maps = [f.chart for f in panel.runs if f is not None and isinstance(f.chart, HeatMap)]
         colours = colour_range(maps) if maps else None
-        for side, fitted in zip(("a", "b"), panel.runs, strict=False):
+        for side, places, fitted in zip("ab", named, panel.runs, strict=False):
             if fitted is not None:
                 key = panel.key if len(panel.runs) == 1 else f"{panel.key}-{side}"
-                found.append(_fitted(fitted, colours) | {"key": key} | _ranges(panel))
+                found.append(_fitted(fitted, places, colours) | {"key": key} | _ranges(panel))
     return found
 
 
@@ -124,11 +135,11 @@ def _ranges(panel: Panel) -> dict[str, Any]:
     return {key: [float(f"{end:.9g}") for end in ends] for key, ends in ranges.items() if ends is not None}
 
 
-def _fitted(fitted: Fitted, colours: tuple[float, float] | None) -> dict[str, Any]:
-    data = packed(fitted.chart, colours)
+def _fitted(fitted: Fitted, named: set[str], colours: tuple[float, float] | None) -> dict[str, Any]:
+    data = packed(fitted.chart, named, colours)
     for curve, places in zip(data.get("curves", ()), fitted.places, strict=False):
         if len(places) < len(data["x"]):
-            own: Sequence[int] = places.tolist()
+            own = [int(place) for place in places]
             curve |= {part: [curve[part][i] for i in own] for part in ("y", "low", "high") if part in curve}
             curve["at"] = own
     return data

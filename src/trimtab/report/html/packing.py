@@ -4,7 +4,7 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,16 @@ DECADES = 2.0
 """What a logarithmic colour scale spans at least, so that noise looks like noise."""
 
 
-def packed(chart: Chart, colours: tuple[float, float] | None = None) -> dict[str, Any]:
+MARK = "▸ "
+"""In front of a row that a finding names."""
+
+
+def packed(chart: Chart, places: Collection[str] = (), colours: tuple[float, float] | None = None) -> dict[str, Any]:
     """A chart as plain data.
 
     Args:
         chart: What to draw.
+        places: Modules and parameters that findings name: their rows of a heat map get a mark.
         colours: Ends of the colour scale of a heat map, as `colour_range` gives them; its own by default.
 
     Returns:
@@ -40,12 +45,18 @@ def packed(chart: Chart, colours: tuple[float, float] | None = None) -> dict[str
         "log": chart.log,
     }
     if isinstance(chart, HeatMap):
-        return common | _heat(chart, colours or colour_range([chart]))
+        return common | _heat(chart, places, colours or colour_range([chart]))
     return common | {
         "x": _numbers(chart.x),
         "names": [clean(name) for name in chart.names],
         "curves": [_curve(curve) for curve in chart.curves],
     }
+
+
+def is_named(row: str, places: Collection[str]) -> bool:
+    """Whether a row is a module that is one of the places, or that one of them lies in."""
+    name = row.split(" ")[0]
+    return any(place == name or place.startswith(f"{name}.") for place in places)
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
@@ -65,12 +76,12 @@ def _number(value: float) -> float | int | None:
     return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.6g}")
 
 
-def _heat(chart: HeatMap, colours: tuple[float, float]) -> dict[str, Any]:
+def _heat(chart: HeatMap, places: Collection[str], colours: tuple[float, float]) -> dict[str, Any]:
     low, high = colours
     codes = encoded(chart.values, low, high, chart.log)
     return {
         "columns": _numbers(chart.columns),
-        "rows": [clean(row) for row in chart.rows],
+        "rows": [MARK * is_named(row, places) + clean(row) for row in chart.rows],
         "unit": clean(chart.unit),
         "low": low,
         "high": high,
