@@ -140,10 +140,31 @@ def test_layers_are_told_as_the_records_have_them(plain):
         for record, step, value in zip((plain, other), layer.steps, layer.values, strict=True):
             series = record.series(record.site(0, name, kind))
             assert value == pytest.approx(series.rms[list(series.steps).index(step)], rel=1e-6)
-    at = list(found.layers_at().values())
-    for layers in at:
-        apart = [abs(np.log(layer.ratio)) for layer in layers]
+    for when in ("first", "last"):
+        apart = [abs(np.log(layer.ratio)) for layer in found.layers if layer.when == when]
+        assert len(apart) == 14
         assert apart == sorted(apart, reverse=True)
+
+
+def test_layers_that_take_turns_meet_where_both_were_seen():
+    """Two nets by turns: one is seen at even steps, the other at odd ones."""
+    records = []
+    for lr in (0.1, 0.01):
+        torch.manual_seed(0)
+        nets = [nn.Sequential(nn.Linear(3, 4)), nn.Sequential(nn.Linear(3, 5))]
+        optimizers = [torch.optim.SGD(part.parameters(), lr=lr) for part in nets]
+        with trimtab.watch(nets, optimizers, every=1) as watch:
+            for step in range(10):
+                nets[step % 2](torch.randn(8, 3)).square().mean().backward()
+                optimizers[step % 2].step()
+                optimizers[step % 2].zero_grad()
+        records.append(watch.diagnose())
+    found = trimtab.compare(*records)
+    steps = {(layer.a, layer.when): layer.steps for layer in found.layers if layer.what == "signal"}
+    assert sorted(steps.values()) == [(0, 0), (1, 1), (8, 8), (9, 9)]
+    assert "first common step" in str(found)
+    assert {setting.what.split()[0] for setting in found.settings} == {"lr"}
+    assert len({setting.what for setting in found.settings}) == 2
 
 
 def test_runs_of_different_lengths_meet_at_their_last_common_step(plain):

@@ -51,10 +51,10 @@ def compared(a, b, names=("before", "after"), charts=(A, B), settings=(), layers
 
 
 LAYERS = (
-    LayerChange("body.0", "body.0", "signal", (0, 0), (1.0, 1.0)),
-    LayerChange("body.0", "body.0", "gradient", (0, 0), (1e-9, 1e-3)),
-    LayerChange("body.0", "body.0", "signal", (550, 550), (1.0, float("inf"))),
-    LayerChange("body.2", "body.3", "gradient", (550, 550), (0.0, 1e-3)),
+    LayerChange("body.0", "body.0", "signal", "first", (0, 0), (1.0, 1.0)),
+    LayerChange("body.0", "body.0", "gradient", "first", (0, 0), (1e-9, 1e-3)),
+    LayerChange("body.0", "body.0", "signal", "last", (550, 550), (1.0, float("inf"))),
+    LayerChange("body.2", "body.3", "gradient", "last", (550, 550), (0.0, 1e-3)),
 )
 SETTINGS = (Setting("optimizer", "lr", "1", "0.01"), Setting("model", "body.1", "", "LayerNorm"))
 BEFORE = Diagnosis((VANISHING, COLLAPSE, CLIPPED), RUN)
@@ -68,6 +68,6 @@ SPOILT = compared(
     (EVIL, MARKUP),
     (HOSTILE_CHARTS, A),
     (Setting("model", EVIL, MARKUP, EVIL),) * 30,
-    (LayerChange(EVIL, MARKUP, "signal", (0, 10**9), (1e-300, 1e300)),) * 30,
+    (LayerChange(EVIL, MARKUP, "signal", "first", (0, 10**9), (1e-300, 1e300)),) * 30,
 )
 ALL = {"usual": USUAL, "healed": HEALED, "nothing": NOTHING, "hostile": SPOILT}

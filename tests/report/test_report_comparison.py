@@ -56,10 +56,11 @@ def test_equal_places_belong_together():
 
 
 @pytest.mark.parametrize(
-    ("values", "ratio"), [((1.0, 2.0), 2.0), ((0.0, 1.0), float("inf")), ((1.0, 0.0), 0.0), ((float("inf"), 1.0), None)]
+    ("values", "ratio"),
+    [((1.0, 2.0), 2.0), ((0.0, 1.0), float("inf")), ((1.0, 0.0), 0.0), ((0.0, 0.0), 1.0), ((float("inf"), 1.0), None)],
 )
 def test_ratio_of_a_layer(values, ratio):
-    found = LayerChange("a", "a", "signal", (0, 0), values).ratio
+    found = LayerChange("a", "a", "signal", "first", (0, 0), values).ratio
     assert found == ratio if ratio is not None else found != found
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -123,11 +123,9 @@ def _shortened(x: str, y: str) -> tuple[str, str]:
 
 # ---- layers
 
-WHATS: tuple[Literal["signal", "gradient"], ...] = ("signal", "gradient")
-
 
 def layer_changes(a: Charts, b: Charts, align: Align) -> tuple[LayerChange, ...]:
-    """Signal and gradient of every layer that both runs have, at the first and the last step that both have recorded.
+    """Signal and gradient of every layer that both runs have, at the first and the last step at which both have seen it.
 
     Args:
         a: Charts of the first run.
@@ -135,35 +133,33 @@ def layer_changes(a: Charts, b: Charts, align: Align) -> tuple[LayerChange, ...]
         align: Tells which layer of the first run is which of the second.
 
     Returns:
-        Those at the first step, then those at the last; of each, those that differ most first, by the logarithm of their ratio: zero,
-        or not finite, in one run alone comes before all. Without a common step, each run's own first and last.
+        Those at their first step, then those at their last; of each, those that differ most first, by the logarithm of their ratio: zero,
+        or not finite, in one run alone comes before all. Where the runs have no step in common, each run's own first and last.
     """
-    found: list[tuple[int, LayerChange]] = []
-    for what in WHATS:
+    found: list[LayerChange] = []
+    for what in ("signal", "gradient"):
         one, other = a.get(what), b.get(what)
-        if (
-            not isinstance(one, HeatMap)
-            or not isinstance(other, HeatMap)
-            or not len(one.columns)
-            or not len(other.columns)
-        ):
-            continue
-        rows = align(one.rows, other.rows)
-        for when, ends in enumerate(_ends(one, other)):
-            at = [int(np.searchsorted(chart.columns, end)) for chart, end in zip((one, other), ends, strict=True)]
-            for i, k in rows:
+        if isinstance(one, HeatMap) and isinstance(other, HeatMap):
+            for i, k in align(one.rows, other.rows):
                 if i is not None and k is not None:
-                    values = (float(one.values[i, at[0]]), float(other.values[k, at[1]]))
-                    if not any(map(math.isnan, values)):
-                        found.append((when, LayerChange(one.rows[i], other.rows[k], what, ends, values)))
-    return tuple(layer for _, layer in sorted(found, key=lambda entry: (entry[0], -_apart(entry[1]))))
+                    found += _of_layer(one, other, i, k, what)
+    return tuple(sorted(found, key=lambda layer: (layer.when, -_apart(layer))))
 
 
-def _ends(a: HeatMap, b: HeatMap) -> list[tuple[int, int]]:
-    """First and last common step, as the step of each; one alone where they are the same."""
-    common = np.intersect1d(a.columns, b.columns)
-    first, last = ((common[i], common[i]) if len(common) else (a.columns[i], b.columns[i]) for i in (0, -1))
-    return list(dict.fromkeys([(int(first[0]), int(first[1])), (int(last[0]), int(last[1]))]))
+def _of_layer(a: HeatMap, b: HeatMap, i: int, k: int, what: Literal["signal", "gradient"]) -> Iterator[LayerChange]:
+    mine, others = (np.flatnonzero(~np.isnan(chart.values[row])) for chart, row in ((a, i), (b, k)))
+    if not len(mine) or not len(others):
+        return
+    _, in_mine, in_others = np.intersect1d(a.columns[mine], b.columns[others], return_indices=True)
+    if len(in_mine):
+        mine, others = mine[in_mine], others[in_others]
+    ends: tuple[tuple[Literal["first", "last"], int], ...] = (("first", 0), ("last", -1))
+    for when, end in ends:
+        x, y = mine[end], others[end]
+        steps = int(a.columns[x]), int(b.columns[y])
+        if when == "first" or (x, y) != (mine[0], others[0]):
+            values = float(a.values[i, x]), float(b.values[k, y])
+            yield LayerChange(a.rows[i], b.rows[k], what, when, steps, values)
 
 
 def _apart(layer: LayerChange) -> float:

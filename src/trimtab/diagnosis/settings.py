@@ -227,19 +227,21 @@ def _loss(a: View, b: View) -> Iterator[Setting]:
 
 def _optimizers(a: View, b: View) -> Iterator[Setting]:
     mine, others = a.record.optimizers, b.record.optimizers
-    count = max(len(mine), len(others))
-    for i in range(count):
+    for i in range(max(len(mine), len(others))):
         one, other = (those[i] if i < len(those) else {} for those in (mine, others))
-        head = say("optimizer {i}", i=i + 1) if count > 1 else say("class")
+        alone = max(len(mine), len(others)) == 1
+        name = other.get("label") or one.get("label") or say("optimizer {i}", i=i + 1)
         if one.get("class") != other.get("class"):
-            yield Setting("optimizer", head, one.get("class", ""), other.get("class", ""))
+            yield Setting("optimizer", say("class") if alone else name, one.get("class", ""), other.get("class", ""))
         groups = [facts.get("groups", []) for facts in (one, other)]
         several = max(map(len, groups)) > 1
         for k in range(max(map(len, groups))):
             was, now = (those[k]["settings"] if k < len(those) else {} for those in groups)
             for key, x, y in _unequal(was, now, IDLE):
-                name = say("{setting}, group {group}", setting=key, group=k) if several else key
-                yield Setting("optimizer", name if count == 1 else f"{head}: {name}", x, y)
+                what = say("{setting}, group {group}", setting=key, group=k) if several else key
+                yield Setting(
+                    "optimizer", what if alone else say("{setting} of {places}", setting=what, places=name), x, y
+                )
     yield from _trained(a, b)
 
 

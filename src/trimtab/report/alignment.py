@@ -50,7 +50,7 @@ def aligned(
         Rows with all of both in their order.
     """
     kinds = [[(known or {}).get(name, Kind(name)) for name in names] for names, known in ((a, kinds_a), (b, kinds_b))]
-    weights = np.array([[_weight(x, y) for y in kinds[1]] for x in kinds[0]], dtype=np.int64).reshape(len(a), len(b))
+    weights = _weights(kinds[0], kinds[1])
     table = np.zeros((len(a) + 1, len(b) + 1), dtype=np.int64)
     for i in range(len(a)):
         both = table[i, :-1] + weights[i]
@@ -58,12 +58,21 @@ def aligned(
     return _known_by_neighbours(_path(table, weights), kinds[0], kinds[1])
 
 
-def _weight(x: Kind, y: Kind) -> int:
-    if x.cls != y.cls:
-        return int(x.name == y.name)
-    if x.cls is None:
-        return CLASS + NAME if x.name == y.name else 0
-    return CLASS + NAME * (x.name == y.name) + SHAPE * (x.shapes == y.shapes)
+def _weights(a: Sequence[Kind], b: Sequence[Kind]) -> np.ndarray:
+    """How much each of `a` is each of `b`, shape (a, b): 0 where it is another layer."""
+
+    def same(mine: Sequence[Hashable], others: Sequence[Hashable]) -> np.ndarray:
+        numbers = {value: i for i, value in enumerate(dict.fromkeys([*mine, *others]))}
+        one, other = (np.array([numbers[value] for value in those], dtype=np.int64) for those in (mine, others))
+        equal: np.ndarray = one[:, None] == other[None, :]
+        return equal
+
+    name = same([x.name for x in a], [y.name for y in b])
+    cls = same([x.cls for x in a], [y.cls for y in b])
+    shapes = same([x.shapes for x in a], [y.shapes for y in b])
+    unknown = np.outer([x.cls is None for x in a], [y.cls is None for y in b]).reshape(len(a), len(b)).astype(bool)
+    found: np.ndarray = np.where(cls, CLASS + NAME * name + SHAPE * shapes, 1 * name)
+    return np.where(unknown, (CLASS + NAME) * name, found)
 
 
 def _path(table: np.ndarray, weights: np.ndarray) -> Rows:

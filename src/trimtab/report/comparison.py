@@ -33,29 +33,31 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class LayerChange:
-    """One layer at one step of both runs.
+    """One layer at the first, or the last, step of both runs.
 
     Attributes:
         a: Its name in the first run.
         b: Its name in the second run.
         what: "signal" (root mean square of its output) or "gradient" (of the gradient at its output).
-        steps: The step in either run: the first or last that both have recorded, or each run's own.
+        when: Whether it is the first or the last step at which both runs have seen the layer.
+        steps: The step in either run; each run's own where they have none in common.
         values: The numbers: infinite where they were not finite.
     """
 
     a: str
     b: str
     what: Literal["signal", "gradient"]
+    when: Literal["first", "last"]
     steps: tuple[int, int]
     values: tuple[float, float]
 
     @property
     def ratio(self) -> float:
-        """The second over the first; infinite where the first is zero, NaN where either was not finite."""
+        """The second over the first; infinite where the first alone is zero, NaN where either was not finite."""
         a, b = self.values
         if not (abs(a) < float("inf") and abs(b) < float("inf")):
             return float("nan")
-        return b / a if a else float("inf")
+        return b / a if a else float("inf") if b else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Comparison:
         new: Findings of the second run that the first had not.
         stay: Findings that both have, as they were and as they are: by code, those of equal places first.
         settings: What was set differently.
-        layers: Layers that both have, at the first and at the last common step, at each those whose numbers differ most first.
+        layers: Layers that both have, at their first and at their last common step, at each those whose numbers differ most first.
         notes: What a reader must know of the comparison.
         draw: Makes the charts when they are asked for; JSON and comparison leave them out.
     """
@@ -85,13 +87,6 @@ class Comparison:
     layers: tuple[LayerChange, ...] = ()
     notes: tuple[str, ...] = ()
     draw: Callable[[], PairedCharts] | None = field(default=None, repr=False, compare=False)
-
-    def layers_at(self) -> dict[tuple[int, int], list[LayerChange]]:
-        """The layers by the step of either run."""
-        found: dict[tuple[int, int], list[LayerChange]] = {}
-        for layer in self.layers:
-            found.setdefault(layer.steps, []).append(layer)
-        return found
 
     @property
     def charts(self) -> PairedCharts:

@@ -29,6 +29,10 @@ WHERE = {
 """What settings belong to, each name made when it is asked for."""
 
 
+WHAT = {"signal": lambda: say("signal"), "gradient": lambda: say("gradient")}
+"""What is told of a layer."""
+
+
 def render_comparison(comparison: Comparison, *, color: bool = False, width: int = 80, unicode: bool = True) -> str:
     """The comparison as text.
 
@@ -89,11 +93,25 @@ def shown_ratio(layer: LayerChange) -> str:
     return f"×{number(layer.ratio)}" if math.isfinite(layer.ratio) else ""
 
 
-def when(at: tuple[int, int]) -> str:
-    """Return at which step two runs are looked at."""
-    if at[0] == at[1]:
-        return say("step {step:,}", step=at[0])
-    return say("steps {first:,} and {second:,}", first=at[0], second=at[1])
+def by_step(comparison: Comparison, most: int) -> list[tuple[str, list[LayerChange]]]:
+    """Return the layers that are told, `most` by signal and `most` by gradient, below the words for their first and their last step."""
+    told = []
+    for when, several in (("first", say("first common step")), ("last", say("last common step"))):
+        there = [layer for layer in comparison.layers if layer.when == when]
+        shown = [layer for what in WHAT for layer in [layer for layer in there if layer.what == what][:most]]
+        steps = {layer.steps for layer in shown}
+        if len(steps) == 1:
+            ((first, second),) = steps
+            told.append((_at(first, second), shown))
+        elif shown:
+            told.append((several, shown))
+    return told
+
+
+def _at(first: int, second: int) -> str:
+    if first == second:
+        return say("step {step:,}", step=first)
+    return say("steps {first:,} and {second:,}", first=first, second=second)
 
 
 def layer_name(layer: LayerChange) -> str:
@@ -139,7 +157,7 @@ class _Writer(Parts):
         for label, tell in ((say("verdict"), verdict), (say("loss, first → last"), course), (say("steps"), steps)):
             cells = [self.text(tell(run), "bold" if tell is verdict else "") for run in both]
             rows.append([self.text(label, "dim"), *cells])
-        return self.table(["", *comparison.names], rows, 18)
+        return self.table(["", *comparison.names], rows, 19)
 
     def settings(self, comparison: Comparison) -> Iterator[RenderableType]:
         settings = comparison.settings
@@ -191,10 +209,9 @@ class _Writer(Parts):
     def layers(self, comparison: Comparison) -> Iterator[RenderableType]:
         yield self.rule(say("Layers that differ most"))
         rows: list[list[Text | str]] = []
-        for at, layers in comparison.layers_at().items():
-            rows.append([self.text(when(at), "dim"), "", "", ""])
-            for what, name in (("signal", say("signal")), ("gradient", say("gradient"))):
-                for layer in [layer for layer in layers if layer.what == what][: _MOST["layers"]]:
-                    values = [shown_value(value) for value in layer.values]
-                    rows.append([f"{name} {layer_name(layer)}", *values, shown_ratio(layer)])
+        for head, layers in by_step(comparison, _MOST["layers"]):
+            rows.append([self.text(head, "dim"), "", "", ""])
+            for layer in layers:
+                values = [shown_value(value) for value in layer.values]
+                rows.append([f"{WHAT[layer.what]()} {layer_name(layer)}", *values, shown_ratio(layer)])
         yield self.table([say("root mean square"), *comparison.names, ""], rows, self.width * 2 // 5)

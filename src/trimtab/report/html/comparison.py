@@ -8,7 +8,9 @@ from trimtab._messages import say
 from trimtab.report.charts import SECTIONS, Chart, HeatMap
 from trimtab.report.comparison import Comparison
 from trimtab.report.comparison_text import (
+    WHAT,
     WHERE,
+    by_step,
     counted,
     course,
     layer_name,
@@ -16,7 +18,6 @@ from trimtab.report.comparison_text import (
     shown_value,
     steps,
     verdict,
-    when,
 )
 from trimtab.report.diagnosis import Diagnosis
 from trimtab.report.html.packing import colour_range, is_named, packed
@@ -78,17 +79,18 @@ def _was(old: Any, new: Any) -> str:
     return "" if old.where == new.where else place(old.where) or say("nowhere in particular")
 
 
-def _layers(comparison: Comparison) -> list[tuple[str, list[tuple[str, str, str, str, str]]]]:
+def _layers(comparison: Comparison) -> list[tuple[str, list[tuple[str, ...]]]]:
     """Rows of the table of layers for each step."""
-    tables = []
-    for at, layers in comparison.layers_at().items():
-        rows = []
-        for what, label in (("signal", say("signal")), ("gradient", say("gradient"))):
-            for layer in [layer for layer in layers if layer.what == what][:LAYERS]:
-                a, b = (shown_value(value) for value in layer.values)
-                rows.append((label, layer_name(layer), a, b, shown_ratio(layer)))
-        tables.append((when(at), rows))
-    return tables
+    return [
+        (
+            head,
+            [
+                (WHAT[layer.what](), layer_name(layer), *map(shown_value, layer.values), shown_ratio(layer))
+                for layer in layers
+            ],
+        )
+        for head, layers in by_step(comparison, LAYERS)
+    ]
 
 
 def _titled(chart: Chart, name: str) -> Chart:
