@@ -1,0 +1,59 @@
+"""One chart, into axes that are given or into a figure of its own."""
+
+from typing import TYPE_CHECKING
+
+from trimtab._style import COLUMN, empty, own_style
+from trimtab.report.charts import Chart, HeatMap, LineChart
+from trimtab.report.drawing.heat import draw_heat
+from trimtab.report.drawing.lines import draw_lines
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_TALLEST = 4.8
+"""Inches of a heat map with many rows."""
+
+
+def draw(chart: Chart, ax: "Axes | None" = None, *, title: bool = True, legend: bool = True) -> "Axes":
+    """Draw a chart.
+
+    Line charts: lines, points and dashed limits, light bands; layers by name. Heat maps: colours by value, blank where nothing was
+    seen, grey for zero, red for what was not finite, one column a recorded step. Numbers without a place on a logarithmic axis leave a
+    gap; numbers beyond 1e±200 stand at the edge. Where there is no room for every name, some are left out.
+
+    Args:
+        chart: What to draw.
+        ax: Axes of yours, whose fonts are those of your rcParams. None makes a figure of its own, at the width of a column (3.3 inches),
+            which no setting of yours changes: `draw(chart).figure`.
+        title: Whether the chart's title stands above it.
+        legend: Whether its curves are named, or its colours explained.
+
+    Returns:
+        The axes. No global state of matplotlib is touched.
+
+    Raises:
+        TypeError: `ax` is not axes of matplotlib.
+    """
+    if ax is None:
+        with own_style():
+            figure = empty(COLUMN, _height(chart))
+            return _into(figure.subplots(), chart, title, legend)
+    from matplotlib.axes import Axes
+
+    if not isinstance(ax, Axes):
+        raise TypeError(f"ax must be axes of matplotlib, or None for a figure of its own, not {type(ax).__name__}")
+    return _into(ax, chart, title, legend)
+
+
+def _into(axes: "Axes", chart: Chart, title: bool, legend: bool) -> "Axes":
+    if isinstance(chart, LineChart):
+        draw_lines(axes, chart, title, legend)
+    else:
+        draw_heat(axes, chart, title, legend)
+    return axes
+
+
+def _height(chart: Chart) -> float:
+    if isinstance(chart, HeatMap):
+        return min(2.0 + 0.11 * len(chart.rows), _TALLEST)
+    return 2.4 + 0.055 * min(max(map(len, chart.names), default=0), 16)

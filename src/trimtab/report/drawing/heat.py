@@ -1,0 +1,103 @@
+"""Heat maps: a number for each module and recorded step, by colour."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab._messages import say
+from trimtab._style import GREY, INK, LABEL, TICK, log_ticks, number, quiet
+from trimtab.report.charts import HeatMap, Numbers
+from trimtab.report.drawing.words import head, inches, label, legend, names_along_y, steps_along_x, wrapped
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.image import AxesImage
+
+COLOURS = "viridis"
+"""Even in lightness, without a grey or a red of its own, and told apart by the colour-blind."""
+
+ZERO, BROKEN = "#9E9E9E", "#D50000"
+"""Colours of zero and of what was not finite."""
+
+
+def draw_heat(axes: "Axes", chart: HeatMap, title: bool, named: bool) -> None:
+    """Draw a heat map into axes."""
+    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.patches import Patch
+
+    values = np.asarray(chart.values, dtype=np.float64)
+    usual = np.isfinite(values) & ((values > 0) | (not chart.log))
+    if values.size:
+        image = _image(axes, values, usual, _norm(values[usual], chart.log), COLOURS)
+    odd = {
+        say("zero"): (ZERO, (values == 0) & chart.log),
+        say("not finite"): (BROKEN, np.isinf(values)),
+    }
+    odd = {name: (colour, where) for name, (colour, where) in odd.items() if where.any()}
+    for colour, where in odd.values():
+        _image(axes, np.ones_like(values), where, Normalize(0, 1), ListedColormap([colour]))
+    patches = [Patch(facecolor=colour, linewidth=0) for colour, _ in odd.values()]
+    height = legend(axes, patches, list(odd)) if named else 0.0
+    if title:
+        head(axes, chart.title, height)
+    bar = named and bool(usual.any())
+    _, tall = inches(axes)
+    quiet(axes)
+    names_along_y(axes, chart.rows, tall * (0.93 if bar else 1.0))
+    steps_along_x(axes, chart.columns.tolist())
+    label(axes, chart.x_label, chart.y_label)
+    if bar:
+        _colour_bar(axes, image, chart)
+
+
+def _image(axes: "Axes", values: Numbers, there: NDArray[np.bool_], norm: "Normalize", colours: Any) -> "AxesImage":
+    """An image of the cells that are there; where they are more than the columns of pixels, these are means and no cell is left out."""
+    rows, columns = values.shape
+    pixels = axes.get_window_extent()
+    crowded = columns > pixels.width or rows > pixels.height
+    thick = max(round(pixels.height / max(rows, 1)), 1) if crowded else 1  # to take means of columns alone, not of rows
+    return axes.imshow(
+        np.ma.array(values, mask=~there).repeat(thick, axis=0),
+        norm=norm,
+        cmap=colours,
+        aspect="auto",
+        origin="upper",
+        interpolation="antialiased" if crowded else "nearest",
+        interpolation_stage="rgba",
+        extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
+    )
+
+
+def _norm(usual: NDArray[np.float64], log: bool) -> "Normalize":
+    """From the least to the largest number; a factor of ten (or one, where it is not logarithmic) where they are about the same."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    low, high = (float(usual.min()), float(usual.max())) if len(usual) else (1.0, 1.0)
+    if log:
+        if high < 10 * low:
+            middle = (low * high) ** 0.5
+            low, high = middle / 10**0.5, middle * 10**0.5
+        return LogNorm(low, high)
+    if high - low <= 1e-6 * max(abs(low), abs(high)):
+        low, high = low - 0.5 * max(abs(low), 1.0), high + 0.5 * max(abs(high), 1.0)
+    return Normalize(low, high)
+
+
+def _colour_bar(axes: "Axes", image: "AxesImage", chart: HeatMap) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    figure = axes.get_figure()
+    assert figure is not None
+    bar = figure.colorbar(image, ax=axes, location="bottom", aspect=28, fraction=0.06, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=TICK, color=GREY, labelcolor=INK, length=2, width=0.8)
+    if chart.log:
+        places, texts = log_ticks(*image.get_clim())
+        bar.set_ticks(places, labels=texts)
+    else:
+        bar.ax.xaxis.set_major_locator(MaxNLocator(4))
+        bar.ax.xaxis.set_major_formatter(FuncFormatter(number))
+    bar.minorticks_off()
+    bar.ax.set_xlabel(wrapped(chart.unit, LABEL, inches(axes)[0]), fontsize=LABEL, color=INK, usetex=False)
