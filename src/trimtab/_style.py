@@ -87,7 +87,7 @@ def roomy(axes: "Axes", least: float = 100.0) -> None:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     if high < least * low:
-        middle = (low * high) ** 0.5
+        middle = low**0.5 * high**0.5
         low, high = axes.set_ylim(middle / least**0.5, middle * least**0.5)
     axes.set_yticks(*log_ticks(low, high))
     axes.yaxis.minorticks_off()

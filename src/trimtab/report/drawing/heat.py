@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 COLOURS = "viridis"
-"""Even in lightness, without a grey or a red of its own, and told apart by the colour-blind."""
+"""Even in lightness, and told apart by the colour-blind."""
 
-ZERO, BROKEN = "#9E9E9E", "#D50000"
-"""Colours of zero and of what was not finite."""
+ZERO, BROKEN = "#C8C8C8", "#D50000"
+"""Colours of zero and of what was not finite; no colour of the map looks like them, nor does paper, to whatever eye."""
 
 
 def draw_heat(axes: "Axes", chart: HeatMap, title: bool, named: bool) -> None:
@@ -77,7 +77,7 @@ def _norm(usual: NDArray[np.float64], log: bool) -> "Normalize":
     low, high = (float(usual.min()), float(usual.max())) if len(usual) else (1.0, 1.0)
     if log:
         if high < 10 * low:
-            middle = (low * high) ** 0.5
+            middle = low**0.5 * high**0.5
             low, high = middle / 10**0.5, middle * 10**0.5
         return LogNorm(low, high)
     if high - low <= 1e-6 * max(abs(low), abs(high)):

@@ -60,7 +60,7 @@ def draw_lines(axes: "Axes", chart: LineChart, title: bool, named: bool) -> None
 def _never_flat(axes: "Axes", chart: LineChart) -> None:
     """A constant stands beside zero: its fifth digit is no news."""
     drawn = _drawn(chart)
-    if len(drawn) and np.ptp(drawn) <= 1e-9 * abs(drawn[0]):
+    if drawn.any() and np.ptp(drawn) <= 1e-9 * abs(drawn[0]):
         axes.set_ylim(*sorted((0.0, 2.0 * drawn[0])))
 
 
