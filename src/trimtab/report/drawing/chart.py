@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 from trimtab._style import COLUMN, empty, own_style
 from trimtab.report.charts import Chart, HeatMap, LineChart
-from trimtab.report.drawing.heat import draw_heat
-from trimtab.report.drawing.lines import draw_lines
+from trimtab.report.drawing.heat import draw_cells
+from trimtab.report.drawing.lines import draw_curves
+from trimtab.report.drawing.words import Key, head, label, name_all, names_along_x, names_along_y, steps_along_x
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,23 +38,41 @@ def draw(chart: Chart, ax: "Axes | None" = None, *, title: bool = True, legend: 
     if ax is None:
         with own_style():
             figure = empty(COLUMN, _height(chart))
-            return _into(figure.subplots(), chart, title, legend)
+            axes = figure.subplots()
+            key = _mark(axes, chart, legend)
+            _tell(axes, chart, key, title)
+            figure.draw_without_rendering()
+            _tell(axes, chart, key, title)  # once more: now it is known how much room the names have left
+            return axes
     from matplotlib.axes import Axes
 
     if not isinstance(ax, Axes):
         raise TypeError(f"ax must be axes of matplotlib, or None for a figure of its own, not {type(ax).__name__}")
-    return _into(ax, chart, title, legend)
+    _tell(ax, chart, _mark(ax, chart, legend), title)
+    return ax
 
 
-def _into(axes: "Axes", chart: Chart, title: bool, legend: bool) -> "Axes":
+def _mark(axes: "Axes", chart: Chart, legend: bool) -> Key:
     if isinstance(chart, LineChart):
-        draw_lines(axes, chart, title, legend)
-    else:
-        draw_heat(axes, chart, title, legend)
-    return axes
+        return draw_curves(axes, chart, legend)
+    return draw_cells(axes, chart, legend)
+
+
+def _tell(axes: "Axes", chart: Chart, key: Key, title: bool) -> None:
+    """Name places, curves and axes, as far as there is room."""
+    if isinstance(chart, HeatMap):
+        names_along_y(axes, chart.rows)
+        steps_along_x(axes, chart.columns.tolist())
+    elif chart.names:
+        names_along_x(axes, chart.x.tolist(), chart.names)
+    height = name_all(axes, key)
+    if title:
+        head(axes, chart.title, height)
+    label(axes, chart.x_label, chart.y_label)
 
 
 def _height(chart: Chart) -> float:
     if isinstance(chart, HeatMap):
         return min(2.0 + 0.11 * len(chart.rows), _TALLEST)
-    return 2.4 + 0.055 * min(max(map(len, chart.names), default=0), 16)
+    names, curves = max(map(len, chart.names), default=0), len(chart.curves)
+    return 2.4 + 0.055 * min(names, 16) + 0.14 * max(curves - 3, 0)

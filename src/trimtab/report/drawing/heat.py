@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from trimtab._messages import say
 from trimtab._style import GREY, INK, LABEL, TICK, log_ticks, number, quiet
 from trimtab.report.charts import HeatMap, Numbers
-from trimtab.report.drawing.words import head, inches, label, legend, names_along_y, steps_along_x, wrapped
+from trimtab.report.drawing.words import Key, inches, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,34 +22,36 @@ ZERO, BROKEN = "#C8C8C8", "#D50000"
 """Colours of zero and of what was not finite; no colour of the map looks like them, nor does paper, to whatever eye."""
 
 
-def draw_heat(axes: "Axes", chart: HeatMap, title: bool, named: bool) -> None:
-    """Draw a heat map into axes."""
+def draw_cells(axes: "Axes", chart: HeatMap, named: bool) -> Key:
+    """Draw the cells and a bar of their colours.
+
+    Args:
+        axes: Where.
+        chart: What.
+        named: Whether colours are explained.
+
+    Returns:
+        The special colours there are, and their names.
+    """
     from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.patches import Patch
 
     values = np.asarray(chart.values, dtype=np.float64)
     usual = np.isfinite(values) & ((values > 0) | (not chart.log))
+    quiet(axes)
     if values.size:
         image = _image(axes, values, usual, _norm(values[usual], chart.log), COLOURS)
-    odd = {
-        say("zero"): (ZERO, (values == 0) & chart.log),
-        say("not finite"): (BROKEN, np.isinf(values)),
-    }
-    odd = {name: (colour, where) for name, (colour, where) in odd.items() if where.any()}
-    for colour, where in odd.values():
-        _image(axes, np.ones_like(values), where, Normalize(0, 1), ListedColormap([colour]))
-    patches = [Patch(facecolor=colour, linewidth=0) for colour, _ in odd.values()]
-    height = legend(axes, patches, list(odd)) if named else 0.0
-    if title:
-        head(axes, chart.title, height)
-    bar = named and bool(usual.any())
-    _, tall = inches(axes)
-    quiet(axes)
-    names_along_y(axes, chart.rows, tall * (0.93 if bar else 1.0))
-    steps_along_x(axes, chart.columns.tolist())
-    label(axes, chart.x_label, chart.y_label)
-    if bar:
+    key = []
+    for name, colour, where in (
+        (say("zero"), ZERO, (values == 0) & chart.log),
+        (say("not finite"), BROKEN, np.isinf(values)),
+    ):
+        if where.any():
+            _image(axes, np.ones_like(values), where, Normalize(0, 1), ListedColormap([colour]))
+            key.append((Patch(facecolor=colour, linewidth=0), name))
+    if named and usual.any():
         _colour_bar(axes, image, chart)
+    return key if named else []
 
 
 def _image(axes: "Axes", values: Numbers, there: NDArray[np.bool_], norm: "Normalize", colours: Any) -> "AxesImage":
@@ -90,7 +92,13 @@ def _colour_bar(axes: "Axes", image: "AxesImage", chart: HeatMap) -> None:
 
     figure = axes.get_figure()
     assert figure is not None
-    bar = figure.colorbar(image, ax=axes, location="bottom", aspect=28, fraction=0.06, pad=0.03)
+    width, height = inches(axes)
+    pad = (
+        0.03 if figure.get_layout_engine() else 0.45 / height
+    )  # without an engine nobody else makes room for the ticks' labels
+    bar = figure.colorbar(
+        image, ax=axes, location="bottom", aspect=32, fraction=min(0.14 / height, 0.3), pad=min(pad, 0.5)
+    )
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=TICK, color=GREY, labelcolor=INK, length=2, width=0.8)
     if chart.log:
@@ -100,4 +108,4 @@ def _colour_bar(axes: "Axes", image: "AxesImage", chart: HeatMap) -> None:
         bar.ax.xaxis.set_major_locator(MaxNLocator(4))
         bar.ax.xaxis.set_major_formatter(FuncFormatter(number))
     bar.minorticks_off()
-    bar.ax.set_xlabel(wrapped(chart.unit, LABEL, inches(axes)[0]), fontsize=LABEL, color=INK, usetex=False)
+    bar.ax.set_xlabel(wrapped(chart.unit, LABEL, width), fontsize=LABEL, color=INK, usetex=False)

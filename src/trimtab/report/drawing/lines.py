@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from trimtab._style import BLUE, COLOURS, GREEN, INK, ORANGE, PINK, number, quiet, roomy, ruled
 from trimtab.report.charts import Curve, LineChart, Numbers
-from trimtab.report.drawing.words import head, label, legend, names_along_x
+from trimtab.report.drawing.words import Key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 _MOST = 1e200  # an axis needs room beyond it in a float
 _MARKS = (("o", INK, "white"), ("D", ORANGE, ORANGE), ("^", GREEN, GREEN), ("s", PINK, "white"))
@@ -19,17 +20,24 @@ _MANY = 40
 """Places from which on marks are small."""
 
 
-def draw_lines(axes: "Axes", chart: LineChart, title: bool, named: bool) -> None:
-    """Draw a line chart into axes."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+def draw_curves(axes: "Axes", chart: LineChart, named: bool) -> Key:
+    """Draw curves, bands and the scales.
 
+    Args:
+        axes: Where.
+        chart: What.
+        named: Whether curves are named.
+
+    Returns:
+        What is to be named, and how; nothing where the title says it.
+    """
     x = np.asarray(chart.x, dtype=np.float64)
     if chart.log:
         axes.set_yscale("log")
-    handles = []
-    count = {"line": 0, "points": 0, "limit": 0}
+    count = dict.fromkeys(("line", "points", "limit"), 0)
+    key = []
     for curve in chart.curves:
-        handles.append(_curve(axes, x, curve, count[curve.look], chart.log))
+        key.append((_curve(axes, x, curve, count[curve.look], chart.log), curve.name))
         count[curve.look] += 1
     quiet(axes)
     ruled(axes)
@@ -38,23 +46,24 @@ def draw_lines(axes: "Axes", chart: LineChart, title: bool, named: bool) -> None
         roomy(axes, 30.0 if chart.section == "depth" else 4.0)
     else:
         _never_flat(axes, chart)
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        axes.yaxis.set_major_formatter(FuncFormatter(number))
+        _plain_numbers(axes.yaxis)
+    _plain_numbers(axes.xaxis, integer=True)
     if len(x):
         margin = 0.5 if chart.names else 0.02 * float(x[-1] - x[0]) or 0.5
         axes.set_xlim(x[0] - margin, x[-1] + margin)
-    if chart.names:
-        names_along_x(axes, x.tolist(), chart.names)
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
-        axes.xaxis.set_major_formatter(FuncFormatter(number))
-    names = [curve.name for curve in chart.curves]
-    told = [chart.title.casefold(), chart.y_label.casefold()]
-    alone = len(names) == 1 and chart.curves[0].low is None and names[0].casefold() in told
-    height = legend(axes, handles, names) if named and not alone else 0.0
-    if title:
-        head(axes, chart.title, height)
-    label(axes, chart.x_label, chart.y_label)
+    told = len(key) == 1 and chart.curves[0].low is None and key[0][1].casefold() in _told(chart)
+    return key if named and not told else []
+
+
+def _told(chart: LineChart) -> tuple[str, str]:
+    return chart.title.casefold(), chart.y_label.casefold()
+
+
+def _plain_numbers(axis: "Axis", integer: bool = False) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(5, integer=integer, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(number))
 
 
 def _never_flat(axes: "Axes", chart: LineChart) -> None:

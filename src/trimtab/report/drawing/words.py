@@ -1,9 +1,10 @@
 """Words and numbers around the axes: as many as there is room for."""
 
 import math
+import re
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 LONGEST = 16
 """Letters of a module's name."""
+
+Key: TypeAlias = list[tuple[Any, str]]
+"""Artists of a legend and their names."""
 
 _EM = 0.58
 """Mean width of a letter over its height."""
@@ -46,13 +50,18 @@ def wrapped(text: str, points: float, room: float, lines: int = 2) -> str:
 
 
 def _folded(text: str, letters: int, lines: int) -> list[str]:
+    """Lines of so many letters; a word that is longer goes over several."""
     words = " ".join(text.split())
-    return textwrap.wrap(words, letters, max_lines=lines, placeholder="…", break_on_hyphens=False)
+    if max(map(len, words.split()), default=0) > letters:
+        words = re.sub(r"(?<=[/._-])(?=\w)", "\v", words)  # a long name may be broken at its joints
+    folded = textwrap.wrap(words, letters, break_on_hyphens=False, replace_whitespace=False, expand_tabs=False)
+    found = [line.replace("\v", "") for line in folded]
+    return found if len(found) <= lines else [*found[: lines - 1], f"{found[lines - 1][: letters - 1]}…"]
 
 
 def head(axes: "Axes", title: str, below: float) -> None:
     """The title, with room below it for a legend of so many points."""
-    text = wrapped(title, TITLE, inches(axes)[0])
+    text = wrapped(title, TITLE, inches(axes)[0], lines=3)
     axes.set_title(text, fontsize=TITLE, color=INK, loc="left", pad=5 + below, usetex=False)
 
 
@@ -63,28 +72,27 @@ def label(axes: "Axes", x: str, y: str) -> None:
     axes.set_ylabel(wrapped(y, LABEL, height), fontsize=LABEL, color=INK, usetex=False)
 
 
-def legend(axes: "Axes", handles: Sequence[Any], names: Sequence[str]) -> float:
+def name_all(axes: "Axes", key: Key) -> float:
     """Name what is drawn, above the axes and clear of it.
 
     Args:
         axes: Where.
-        handles: Artists.
-        names: Their names.
+        key: Artists and their names.
 
     Returns:
-        Its height in points.
+        Height of the legend in points.
     """
-    if not handles:
+    if not key:
         return 0.0
     from matplotlib.transforms import ScaledTranslation
 
     width = inches(axes)[0]
     figure = axes.get_figure(root=True)
     assert figure is not None
-    texts = [verbatim(shortened(name, max(int(width * 72 / (SMALL * _EM)) - 5, 8))) for name in names]
+    texts = [verbatim(shortened(name, max(int(width * 72 / (SMALL * _EM)) - 5, 8))) for _, name in key]
     columns = next((n for n in range(len(texts), 1, -1) if _breadth(texts, n) <= width), 1)
     drawn = axes.legend(
-        list(handles),
+        [handle for handle, _ in key],
         ["-"] * len(texts),  # a label that begins with an underscore would be left out
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
@@ -127,9 +135,9 @@ def names_along_x(axes: "Axes", places: Sequence[float], names: Sequence[str]) -
     axes.set_xticks([places[i] for i in shown], texts, rotation=90 if upright else 0, usetex=False)
 
 
-def names_along_y(axes: "Axes", names: Sequence[str], room: float) -> None:
+def names_along_y(axes: "Axes", names: Sequence[str]) -> None:
     """Modules by name, some of them where they are many."""
-    shown = some(len(names), room)
+    shown = some(len(names), 0.97 * inches(axes)[1])
     axes.set_yticks(shown, [verbatim(shortened(names[i], LONGEST)) for i in shown], usetex=False)
 
 
