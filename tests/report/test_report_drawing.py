@@ -37,6 +37,7 @@ WILD = {
     "image.cmap": "jet",
     "svg.fonttype": "none",
     "text.parse_math": False,
+    "text.usetex": True,
     "legend.frameon": True,
     "figure.autolayout": True,
 }
@@ -328,7 +329,7 @@ def test_letters_that_the_font_lacks_are_spelt_out():
         ("norm of the update / norm of the weights", ["norm of the update /", "norm of the weights"]),
         ("train/some/very_long.name-of/metric", ["train/some/very_", "long.name-of/metric"]),
         ("x" * 45, ["x" * 23, "x" * 22]),
-        ("one " * 40, ["one one one one one one", "one one one one one one…"]),
+        ("one " * 40, ["one one one one one one", "one one one one one on…"]),
         ("", []),
     ],
 )
