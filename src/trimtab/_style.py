@@ -38,13 +38,14 @@ def own_style() -> Iterator[None]:
     from matplotlib.font_manager import fontManager
 
     there = set(fontManager.get_font_names())
-    defaults = {
+    settings: dict[Any, Any] = {
         name: value
         for name, value in matplotlib.rcParamsDefault.items()
         if not name.startswith(("backend", "interactive", "toolbar", "keymap", "timezone", "webagg", "tk", "macosx"))
     }
-    ours = {"font.family": [name for name in FONTS if name in there], "svg.hashsalt": "trimtab"}
-    with matplotlib.rc_context(defaults | ours):
+    settings["font.family"] = [name for name in FONTS if name in there]
+    settings["svg.hashsalt"] = "trimtab"
+    with matplotlib.rc_context(settings):
         yield
 
 

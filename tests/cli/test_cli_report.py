@@ -51,6 +51,9 @@ def test_the_report_is_that_of_diagnose(shell, record):
     assert both.out.startswith("f/loss.png")
     diagnosed = shell.trimtab("diagnose", record, "--format", "json")
     assert (shell.folder / "r.json").read_text() == diagnosed.out
+    both = shell.trimtab("report", record, "--figures", "f", "--format", "html", "--output", "page.html")
+    assert both.status == 0
+    assert "<html" in (shell.folder / "page.html").read_text()
     assert "--format json needs --output FILE" in one_line(
         shell.trimtab("report", record, "--figures", "f", "--format", "json")
     )

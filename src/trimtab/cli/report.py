@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @click.command(
     epilog="\b\nExamples:\n  trimtab report .trimtab/train-20260101-120000.db\n"
     "  trimtab report .trimtab/train-20260101-120000.db --figures figures\n"
-    "  trimtab report .trimtab/train-20260101-120000.db --figures figures --figure-format pdf\n\n"
+    "  trimtab report .trimtab/train-20260101-120000.db --figures figures --figure-format pdf\n"
+    "  trimtab report run.db --figures figures --format html --output page.html\n\n"
     "Each chart becomes one file, named by what it shows: loss.png, gradient.png, signal-by-depth.png.",
 )
 @click.argument("record", metavar="RECORD")
