@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import lru_cache, wraps
 from io import BytesIO
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Microsoft YaHei
 """The first comes with matplotlib; the others lend it the letters it lacks where they are installed."""
 
 
+_alone = RLock()
+"""Settings are of the process: two threads that leave in another order than they came would leave ours behind."""
+
+
 @contextmanager
 def own_style() -> Iterator[None]:
     """Matplotlib as it comes, whatever the user has set; afterwards all is as it was."""
@@ -45,7 +50,7 @@ def own_style() -> Iterator[None]:
     }
     settings["font.family"] = [name for name in FONTS if name in there]
     settings["svg.hashsalt"] = "trimtab"
-    with matplotlib.rc_context(settings):
+    with _alone, matplotlib.rc_context(settings):
         yield
 
 

@@ -2,6 +2,7 @@
 
 import warnings
 from itertools import pairwise
+from threading import Event, Thread
 
 import matplotlib
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from matplotlib.colors import LogNorm, Normalize, to_rgb
 from matplotlib.figure import Figure
 
-from trimtab._style import COLUMN, as_bytes, log_ticks, number, verbatim
+from trimtab._style import COLUMN, as_bytes, log_ticks, number, own_style, verbatim
 from trimtab.errors import UsageError
 from trimtab.report.charts import Charts, Curve, HeatMap, LineChart
 from trimtab.report.drawing import draw, save_figures
@@ -364,6 +365,33 @@ def test_settings_of_the_user_change_nothing_and_are_not_changed(chart, form):
     with matplotlib.rc_context(WILD):
         mine = set_by_now()
         assert as_bytes(draw(chart).figure, form) == plain, "the same bytes, whatever is set, each time"
+        assert set_by_now() == mine
+    assert set_by_now() == before
+
+
+def test_threads_leave_the_settings_as_they_were():
+    """The first to come is the first to leave: with nothing but rc_context, the settings of the second would stay."""
+    came, go = Event(), Event()
+
+    def first():
+        with own_style():
+            came.set()
+            go.wait(10)
+
+    def second():
+        with own_style():
+            pass
+
+    before = set_by_now()
+    one, two = Thread(target=first), Thread(target=second)
+    with matplotlib.rc_context(WILD):
+        mine = set_by_now()
+        one.start()
+        came.wait(10)
+        two.start()
+        go.set()
+        one.join()
+        two.join()
         assert set_by_now() == mine
     assert set_by_now() == before
 
