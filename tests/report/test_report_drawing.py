@@ -299,7 +299,7 @@ def test_names_are_shown_letter_by_letter(name):
         Curve(name, np.ones(2)), Curve("other", np.ones(2)), names=(name, "b"), title=name, x_label=name, y_label=name
     )
     axes = render(draw(chart))
-    shown = verbatim(name if len(name) <= 16 else f"…{name[-15:]}")
+    shown = verbatim(name if len(name) <= 20 else f"…{name[-19:]}")
     assert ticks(axes.xaxis)[0] == shown
     assert legend(axes)[0].endswith(shown[-12:])
     render(draw(heat([[1.0]], rows=[name], title=name)))

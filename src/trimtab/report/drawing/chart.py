@@ -6,7 +6,16 @@ from trimtab._style import COLUMN, empty, own_style
 from trimtab.report.charts import Chart, HeatMap, LineChart
 from trimtab.report.drawing.heat import draw_cells
 from trimtab.report.drawing.lines import draw_curves
-from trimtab.report.drawing.words import Key, head, label, name_all, names_along_x, names_along_y, steps_along_x
+from trimtab.report.drawing.words import (
+    LONGEST,
+    Key,
+    head,
+    label,
+    name_all,
+    names_along_x,
+    names_along_y,
+    steps_along_x,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,4 +84,4 @@ def _height(chart: Chart) -> float:
     if isinstance(chart, HeatMap):
         return min(2.0 + 0.11 * len(chart.rows), _TALLEST)
     names, curves = max(map(len, chart.names), default=0), len(chart.curves)
-    return 2.4 + 0.055 * min(names, 16) + 0.14 * max(curves - 3, 0)
+    return 2.4 + 0.055 * min(names, LONGEST) + 0.14 * max(curves - 3, 0)

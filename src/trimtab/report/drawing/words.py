@@ -13,7 +13,7 @@ from trimtab._style import INK, LABEL, SMALL, TICK, TITLE, number, shortened, ve
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LONGEST = 16
+LONGEST = 20
 """Letters of a module's name."""
 
 Key: TypeAlias = list[tuple[Any, str]]
