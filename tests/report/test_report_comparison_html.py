@@ -209,6 +209,15 @@ def test_a_zoom_that_is_taken_back_shows_the_common_range_again(opened):
 
 
 @needs_chromium
+def test_maps_side_by_side_are_of_one_width_though_one_has_marks(opened):
+    spoilt = replace(VANISHING, where=("layer.0", "layer.3"))
+    page, _ = opened(compared(Diagnosis((spoilt,), RUN), Diagnosis((), RUN)).to_html())
+    assert "▸ marks what a finding of the run names." in page.locator("main").inner_text()
+    one, other = (page.locator(f'figure[data-chart="signal-{side}"] .u-over').bounding_box() for side in "ab")
+    assert (one["width"], one["height"]) == (other["width"], other["height"])
+
+
+@needs_chromium
 def test_on_a_desk_side_by_side_and_on_a_phone_one_under_the_other(opened):
     for settings, beside in (({}, True), (PHONE, False)):
         page, heard = opened(USUAL.to_html(), **settings)

@@ -125,10 +125,15 @@ def _data(charts: PairedCharts, named: Sequence[set[str]]) -> list[dict[str, Any
     for panel in charts:
         maps = [f.chart for f in panel.runs if f is not None and isinstance(f.chart, HeatMap)]
         colours = colour_range(maps) if maps else None
+        drawn = []
         for side, places, fitted in zip("ab", named, panel.runs, strict=False):
             if fitted is not None:
                 key = panel.key if len(panel.runs) == 1 else f"{panel.key}-{side}"
-                found.append(_fitted(fitted, places, colours) | {"key": key} | _ranges(panel))
+                drawn.append(_fitted(fitted, places, colours) | {"key": key} | _ranges(panel))
+        if maps:  # names of one length, so that the maps are of one width
+            longest = max((len(row) for chart in drawn for row in chart["rows"]), default=0)
+            drawn = [chart | {"longest": longest} for chart in drawn]
+        found += drawn
     return found
 
 

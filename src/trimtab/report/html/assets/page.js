@@ -238,7 +238,7 @@
   function heat(chart, plot, width, codes, tell) {
     const n = chart.columns.length, rows = chart.rows.length;
     const wide = width > 520;
-    const most = wide ? 30 : 13, longest = Math.max(1, ...chart.rows.map((row) => shorten(row, most).length));
+    const most = wide ? 30 : 13, longest = Math.max(1, Math.min(chart.longest || 0, most), ...chart.rows.map((row) => shorten(row, most).length));
     const inner = clamp(rows * (rows > 60 ? 3 : 14), 70, 640);
     const side = 14 + longest * 6.6;
     const table = palette(), sheet = document.createElement("canvas");
