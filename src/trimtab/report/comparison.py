@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from trimtab.report.diagnosis import Diagnosis
 from trimtab.report.finding import Finding
-from trimtab.report.side_by_side import PairedCharts
+from trimtab.report.panels import PairedCharts
 
 Where: TypeAlias = Literal["model", "start", "data", "loss", "optimizer", "loop"]
 """What of a run a setting belongs to."""

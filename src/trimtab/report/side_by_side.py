@@ -1,7 +1,7 @@
 """Charts of two runs on common scales: curves of training in one chart, all else side by side, layer beside layer."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -9,75 +9,11 @@ from numpy.typing import NDArray
 
 from trimtab._messages import say
 from trimtab.report.alignment import Rows
-from trimtab.report.charts import Chart, Charts, Curve, HeatMap, LineChart, Numbers, Section, is_wide
+from trimtab.report.charts import Chart, Charts, Curve, HeatMap, LineChart, Numbers, is_wide
+from trimtab.report.panels import Fitted, PairedCharts, Panel, Places
 
 Align: TypeAlias = Callable[[Sequence[str], Sequence[str]], Rows]
 """Which layer of the first list is which of the second, as `alignment.aligned` tells it."""
-
-Places: TypeAlias = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fitted:
-    """A chart on scales that it shares.
-
-    Attributes:
-        chart: The chart; NaN at places that only the other run has.
-        places: Of each curve, the indices of the places that are its run's own; empty where all of them are.
-    """
-
-    chart: Chart
-    places: tuple[Places, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Panel:
-    """One chart of both runs.
-
-    Attributes:
-        key: The chart's key.
-        section: Where it stands.
-        runs: One chart with both runs in it, or one of each; None where a run has no such chart.
-        caption: How it is read.
-        x_range: Ends of the common horizontal axis of line charts side by side, None where the places are common.
-        y_range: Lowest and highest number of both, None for heat maps.
-    """
-
-    key: str
-    section: Section
-    runs: tuple[Fitted | None, ...]
-    caption: str = ""
-    x_range: tuple[float, float] | None = None
-    y_range: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PairedCharts:
-    """The charts of two runs.
-
-    Attributes:
-        panels: In the order of reading.
-        notes: What a reader must know of them.
-    """
-
-    panels: tuple[Panel, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def __iter__(self) -> Iterator[Panel]:
-        return iter(self.panels)
-
-    def __len__(self) -> int:
-        return len(self.panels)
-
-    def __getitem__(self, key: str) -> Panel:
-        for panel in self.panels:
-            if panel.key == key:
-                return panel
-        raise KeyError(key)
-
-    def of(self, section: Section) -> tuple[Panel, ...]:
-        """The panels of a section."""
-        return tuple(panel for panel in self.panels if panel.section == section)
 
 
 def paired(a: Charts, b: Charts, names: tuple[str, str], align: Align) -> PairedCharts:

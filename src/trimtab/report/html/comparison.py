@@ -7,7 +7,7 @@ from typing import Any
 from trimtab._messages import say
 from trimtab.report.charts import SECTIONS, Chart, HeatMap
 from trimtab.report.comparison import Comparison
-from trimtab.report.comparison_text import (
+from trimtab.report.comparison_outline import (
     WHAT,
     WHERE,
     by_step,
@@ -23,7 +23,7 @@ from trimtab.report.diagnosis import Diagnosis
 from trimtab.report.html.packing import colour_range, is_named, packed
 from trimtab.report.html.page import HEADINGS, environment, shell
 from trimtab.report.outline import facts, fold, place
-from trimtab.report.side_by_side import Fitted, PairedCharts, Panel
+from trimtab.report.panels import Fitted, PairedCharts, Panel
 from trimtab.report.words import clean
 
 STYLES = ("compare.css",)
