@@ -140,17 +140,27 @@ def spoken(page, key, index):
     return page.locator(f'figure[data-chart="{key}"] [aria-live]').text_content()
 
 
-HEIGHT = """figure => {
+PLACE = """figure => {
   const point = figure.querySelector(".u-cursor-pt").getBoundingClientRect();
   const frame = figure.querySelector(".u-over").getBoundingClientRect();
-  return 1 - (point.y + point.height / 2 - frame.y) / frame.height;
+  return [(point.x + point.width / 2 - frame.x) / frame.width, 1 - (point.y + point.height / 2 - frame.y) / frame.height];
 }"""
 
 
-def height(page, key, index):
-    """How high the first curve's number at a place stands, as a share of the frame."""
+def place(page, key, index):
+    """Where the first curve's number at a place stands, as shares of the frame's width and height."""
     spoken(page, key, index)
-    return page.locator(f'figure[data-chart="{key}"]').evaluate(HEIGHT)
+    return page.locator(f'figure[data-chart="{key}"]').evaluate(PLACE)
+
+
+@needs_chromium
+def test_the_same_step_stands_at_the_same_place(opened):
+    """One run has steps 0 to 4, the other 3 to 7."""
+    page, _ = opened(USUAL.to_html())
+    for side, first in (("a", 0), ("b", 3)):
+        for index in range(5):
+            across, _ = place(page, f"sharpness-{side}", index)
+            assert across == pytest.approx((first + index) / 7, abs=0.01)
 
 
 @needs_chromium
@@ -160,7 +170,7 @@ def test_the_same_number_stands_at_the_same_height(opened):
     shares = {}
     for side in "ab":
         for index in (0, 4):
-            share = height(page, f"sharpness-{side}", index)
+            _, share = place(page, f"sharpness-{side}", index)
             shares[float(spoken(page, f"sharpness-{side}", index).split()[-1])] = share
     assert sorted(shares) == [1, 5, 40, 80]
     slope = (shares[80] - shares[1]) / math.log(80)  # both together are wide, so the axes are logarithmic
@@ -198,13 +208,13 @@ def course_of(every):
 def test_a_zoom_that_is_taken_back_shows_the_common_range_again(opened):
     page, heard = opened(USUAL.to_html())
     box = page.locator('figure[data-chart="sharpness-a"] .u-over').bounding_box()
-    before = height(page, "sharpness-a", 2)
+    before = place(page, "sharpness-a", 2)
     page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 40)
     page.mouse.down()
     page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 40, steps=5)
     page.mouse.up()
     page.mouse.dblclick(box["x"] + 0.5 * box["width"], box["y"] + 60)
-    assert height(page, "sharpness-a", 2) == pytest.approx(before)
+    assert place(page, "sharpness-a", 2) == pytest.approx(before)
     assert heard.said == []
 
 
