@@ -18,6 +18,9 @@ SHARE = 0.005
 APART = 0.5
 """Seconds from frame to frame at least."""
 
+PEEK = 0.02
+"""Seconds from one question for the terminal's size to the next."""
+
 MINUTE = 60.0
 """Seconds from line to line at least."""
 
@@ -54,7 +57,7 @@ def display(recorder: Recorder, errors: TextIO, tell: Callable[[str], None]) -> 
             return Panelled(recorder, Screen(errors), tell)
     tell(
         say(
-            "trimtab: --live draws on a terminal, and standard error is none: a line a minute instead, later ever fewer"
+            "trimtab: --live needs standard error to be a terminal that can be drawn on; without one it prints a line a minute, later ever fewer"
         )
     )
     return Lines(recorder, tell)
@@ -83,6 +86,7 @@ class Panelled:
         self._findings: list[Finding] = []
         self._off = False
         self._spent = 0.0
+        self._peek = 0.0
         self._panel.lines(Reading(0), (), 80, 24)  # whatever is slow the first time is done now, before the run
         begin = time.thread_time()
         self._panel.lines(Reading(0), (), 80, 24)
@@ -99,6 +103,9 @@ class Panelled:
             return
         self._gauges.step_ended(step)
         begin = time.perf_counter()
+        if begin >= self._peek:
+            self._peek = begin + PEEK
+            self._screen.follow()
         if begin < self._due:
             return
         cpu = time.thread_time()

@@ -27,7 +27,7 @@ HEAT = tuple(f"color({c})" for c in (33, 38, 37, 72, 107, 143, 179, 208))
 
 BROKEN = "×"
 LABEL = 10
-RIGHT = 21
+RIGHT = 23
 """Cells of the column of numbers, which a narrow terminal lacks."""
 
 WIDE = 64
@@ -79,7 +79,11 @@ class Panel:
         if columns < LEAST[0] or rows < LEAST[1]:
             return []
         width = columns - 1
-        found = [Line(1, self._title(reading, width)), *self._measured(reading, findings, width), *self._findings(findings)]
+        found = [
+            Line(1, self._title(reading, width)),
+            *self._measured(reading, findings, width),
+            *self._findings(findings),
+        ]
         ranks = sorted(line.rank for line in found)[: rows // 2]
         shown = [line.text for line in found if line.rank <= ranks[-1]]
         for text in shown:
@@ -104,7 +108,7 @@ class Panel:
         head, told = f"{rule}{rule} trimtab", ""
         for part in filter(None, parts):
             longer = f"{told}{dot}{part}" if told else part
-            if cell_len(longer) + 5 > width:
+            if cell_len(longer) + 5 + (cell_len(head) + 1 if told else 0) > width:
                 break
             told = longer
         room = width - cell_len(told) - 5
@@ -216,7 +220,7 @@ class Panel:
         if not wide or not strips.odd:
             return text
         names = _without_common_part([self._clean(name) for name in strips.names])
-        return text.append(_fitted(_list([names[i] for i in strips.odd], RIGHT), RIGHT), "red")
+        return text.append(_fitted(_list([shortened(names[i], NAME - 4) for i in strips.odd], RIGHT), RIGHT), "red")
 
     def _findings(self, findings: Sequence[Finding]) -> Iterable[Line]:
         if not findings:
@@ -226,7 +230,8 @@ class Panel:
             grave = finding.severity == "error"
             text = Text(f" {self._sign(BROKEN) if grave else '!'} ", "bold red" if grave else "bold yellow", end="")
             text.append(self._clean(finding.code), "bold")
-            where, summary = self._clean(places(finding.where)), self._clean(finding.summary)
+            where = self._clean(places([shortened(self._clean(name), NAME) for name in finding.where]))
+            summary = self._clean(finding.summary)
             yield Line(3 if behind == 0 else 7 + behind, text.append(f"  {where}", "cyan").append(f"  {summary}"))
 
     def _clean(self, text: str) -> str:
@@ -244,7 +249,7 @@ class _Strips:
         names: The layers.
         cell: Cells of each column.
         each: Layers of each column.
-        odd: Numbers of the layers that stand out in any quantity, or at which something was found.
+        odd: Numbers of the layers that stand out in any quantity, or at which something was found; of most layers the first alone.
     """
 
     def __init__(self, flow: Flow, findings: Sequence[Finding], room: int) -> None:
@@ -253,7 +258,9 @@ class _Strips:
         self.each = -(-count // max(room, 1))
         self.cell = max(min(CELL, room // count), 1)
         self._odd = {quantity: odd(flow.sizes[quantity]) for quantity in QUANTITIES}
-        where = {name for finding in findings for name in finding.where}
+        where = {
+            name for finding in findings for name in finding.where[: 1 if 2 * len(finding.where) > count else None]
+        }
         ill = [name in where or any(place.startswith(f"{name}.") for place in where) for name in flow.names]
         self.odd = [i for i in range(count) if ill[i] or any(marks[i] for marks in self._odd.values())]
 

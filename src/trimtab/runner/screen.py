@@ -129,6 +129,11 @@ class Screen:
         self._guard.shown(True)
         return self._push(text.encode(self.encoding, "replace"))
 
+    def follow(self) -> None:
+        """Clear the lower lines where the terminal has got another size: what it made of them is not where it was."""
+        if self._held and self._shape is not None and self.size() != self._shape[:2] and self._is_in_front():
+            self.release()
+
     def release(self) -> None:
         """Give the lines back, cleared, and let the whole window scroll."""
         if os.getpid() != self._pid or not self._held:
