@@ -245,7 +245,7 @@ FAR = 2.0
 
 
 def odd(sizes: Sequence[float | None]) -> list[bool]:
-    """Which layers stand out: zero, not a number, or a hundred times larger or smaller than both layers beside it.
+    """Which layers stand out: zero, not a number, or a hundred times larger or smaller than both layers next to it.
 
     Args:
         sizes: One number a layer.
@@ -256,8 +256,9 @@ def odd(sizes: Sequence[float | None]) -> list[bool]:
     known = [(i, size) for i, size in enumerate(sizes) if size is not None]
     found = [False] * len(sizes)
     for place, (i, size) in enumerate(known):
-        beside = [known[j][1] for j in (place - 1, place + 1) if 0 <= j < len(known)]
-        found[i] = not (size > 0 and math.isfinite(size)) or (len(known) > 2 and _is_apart(size, beside))
+        first = min(max(place - 1, 0), len(known) - 3)
+        beside = [known[j][1] for j in range(first, first + 3) if j != place] if len(known) > 2 else []
+        found[i] = not (size > 0 and math.isfinite(size)) or _is_apart(size, beside)
     return found
 
 

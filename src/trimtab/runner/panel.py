@@ -116,7 +116,7 @@ class Panel:
         if room >= cell_len(head) + 1:
             text.append(f"{rule}{rule} ", "dim").append("trimtab", "bold")
             if self._name and room - cell_len(head) > 10:
-                text.append(dot, "dim").append(shortened(self._name, room - cell_len(head) - 5))
+                text.append(dot, "dim").append(self._cut(self._name, room - cell_len(head) - 5))
             text.append(" ")
         text.append(rule * max(width - text.cell_len - cell_len(told) - 4, 1), "dim")
         return text.append(f" {told} ").append(rule * 2, "dim")
@@ -168,9 +168,10 @@ class Panel:
         scaled = [math.log(p) if logs and math.isfinite(p) else p for p in points]
         known = [p for p in scaled if math.isfinite(p)]
         low, high = (min(known), max(known)) if known else (0.0, 0.0)
-        # What moves by less than a tenth is drawn flat: noise at rest is not to look like a course.
-        span = max(high - low, 0.1 if logs else 0.1 * max(abs(high), abs(low), 1e-30))
-        low = (low + high - span) / 2
+        span = high - low
+        least = 0.1 if logs else 0.1 * max(abs(high), abs(low), 1e-30)
+        if span < least:  # noise at rest is not to look like a course: it is drawn flat, at half height
+            low, span = (low + high) / 2 - least * 9 / 16, least
         for point in scaled:
             if math.isfinite(point):
                 text.append(self._bars[min(int(8 * (point - low) / span), 7)], "cyan")
@@ -203,7 +204,7 @@ class Panel:
         free = 0
         names = _without_common_part([self._clean(name) for name in strips.names])
         for i, name in enumerate(names):
-            name = shortened(name, NAME) if self._unicode else name[:NAME]
+            name = self._cut(name, NAME)
             at = i // strips.each * strips.cell
             if i % strips.each == 0 and at >= free and at + cell_len(name) <= room:
                 row[at : at + cell_len(name)] = [name, *[""] * (cell_len(name) - 1)]
@@ -220,7 +221,7 @@ class Panel:
         if not wide or not strips.odd:
             return text
         names = _without_common_part([self._clean(name) for name in strips.names])
-        return text.append(_fitted(_list([shortened(names[i], NAME - 4) for i in strips.odd], RIGHT), RIGHT), "red")
+        return text.append(_fitted(_list([self._cut(names[i], NAME - 4) for i in strips.odd], RIGHT), RIGHT), "red")
 
     def _findings(self, findings: Sequence[Finding]) -> Iterable[Line]:
         if not findings:
@@ -230,12 +231,15 @@ class Panel:
             grave = finding.severity == "error"
             text = Text(f" {self._sign(BROKEN) if grave else '!'} ", "bold red" if grave else "bold yellow", end="")
             text.append(self._clean(finding.code), "bold")
-            where = self._clean(places([shortened(self._clean(name), NAME) for name in finding.where]))
+            where = self._clean(places([self._cut(self._clean(name), NAME) for name in finding.where]))
             summary = self._clean(finding.summary)
             yield Line(3 if behind == 0 else 7 + behind, text.append(f"  {where}", "cyan").append(f"  {summary}"))
 
     def _clean(self, text: str) -> str:
         return clean(text, unicode=self._unicode) or "."
+
+    def _cut(self, name: str, most: int) -> str:
+        return shortened(name, most) if self._unicode else name[:most]
 
     def _sign(self, sign: str) -> str:
         return sign if self._unicode else plain(sign)
