@@ -120,9 +120,9 @@ class Screen:
         if not lines:
             self.release()
             return True
-        if not self._takes() or not self._push():
-            return False
         columns, rows = self.size()
+        if rows <= len(lines) or not self._takes() or not self._push():
+            return False
         shape = (columns, rows, len(lines))
         text = frame(lines, rows, anew=shape != self._shape)
         self._held, self._shape = True, shape
