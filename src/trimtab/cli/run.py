@@ -52,7 +52,7 @@ from trimtab.cli.options import SEVERITIES, report_options
     "--diagnose-every",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Recorded steps from look to look, for --stop-on and --live. [default: as many looks as 1 % of the time pays for]",
+    help="Recorded steps from look to look, for --stop-on and --live. [default: as many looks as 1 % of the time pays for, with --live half of it]",
 )
 @click.option(
     "--live",

@@ -6,8 +6,7 @@ from trimtab import _distributed
 from trimtab._messages import say
 from trimtab.recording import Recorder
 from trimtab.report import SEVERITIES, Finding
-from trimtab.runner import display
-from trimtab.runner.display import Display
+from trimtab.runner.display import LOOKING, Display
 from trimtab.runner.live import SHARE, Halt, Live, reason
 
 
@@ -53,7 +52,7 @@ class Between:
                 every=every,
                 severity="warning" if stop_on is None or shown is not None else stop_on,
                 ignore=ignore,
-                share=SHARE if shown is None else SHARE - display.SHARE,
+                share=SHARE if shown is None else LOOKING,
             )
 
     def step_ended(self, step: int) -> None:

@@ -12,8 +12,11 @@ from trimtab.report.words import clean, number, places, share
 from trimtab.runner.gauges import Gauges, Reading
 from trimtab.runner.screen import Screen
 
-SHARE = 0.005
-"""Share of the run's time that showing it may take, of one processor."""
+SHARE = 0.003
+"""Share of the run's time that showing it may take."""
+
+LOOKING = 0.005
+"""The same of the looks beside it, so that both together stay below one percent with some room."""
 
 APART = 0.5
 """Seconds from frame to frame at least."""
@@ -66,8 +69,7 @@ def display(recorder: Recorder, errors: TextIO, tell: Callable[[str], None]) -> 
 class Panelled:
     """A panel at the bottom of the terminal, drawn between two steps of the training.
 
-    Never so often that it takes more than `SHARE` of the run's time. That is counted as time of this thread's processor: what
-    other programs do meanwhile is none of its cost, and the terminal is never waited for.
+    Never so often that all frames, and one more like the last, take more than `SHARE` of the run's time.
 
     Args:
         recorder: The run's recorder.
@@ -88,10 +90,10 @@ class Panelled:
         self._spent = 0.0
         self._peek = 0.0
         self._panel.lines(Reading(0), (), 80, 24)  # whatever is slow the first time is done now, before the run
-        begin = time.thread_time()
+        begin = time.perf_counter()
         self._panel.lines(Reading(0), (), 80, 24)
         self._began = time.perf_counter()
-        self._due = self._began + (time.thread_time() - begin) / SHARE
+        self._due = self._began + (self._began - begin) / SHARE
 
     def step_ended(self, step: int) -> None:
         """Draw, if it is time to.
@@ -108,15 +110,14 @@ class Panelled:
             self._screen.follow()
         if begin < self._due:
             return
-        cpu = time.thread_time()
         try:
             self._draw(step)
         except Exception as error:  # never into the user's step
             self._give_up(error)
-        end, cost = time.perf_counter(), time.thread_time() - cpu
-        self._spent += cost
+        end = time.perf_counter()
+        self._spent += end - begin
         self._recorder.spent += end - begin
-        self._due = max(end + APART, self._began + (self._spent + cost) / SHARE)
+        self._due = max(end + APART, self._began + (self._spent + end - begin) / SHARE)
 
     def found(self, finding: Finding, step: int) -> None:
         """Show a finding from the next frame on."""

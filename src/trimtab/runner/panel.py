@@ -229,8 +229,8 @@ class Panel:
         for i, finding in enumerate(findings[-FINDINGS:]):
             behind = min(len(findings), FINDINGS) - i - 1
             grave = finding.severity == "error"
-            text = Text(f" {self._sign(BROKEN) if grave else '!'} ", "bold red" if grave else "bold yellow", end="")
-            text.append(self._clean(finding.code), "bold")
+            sign, style = (self._sign(BROKEN), "bold red") if grave else ("!", "bold yellow")
+            text = Text(" ", end="").append(sign, style).append(f" {self._clean(finding.code)}", "bold")
             where = self._clean(places([self._cut(self._clean(name), NAME) for name in finding.where]))
             summary = self._clean(finding.summary)
             yield Line(3 if behind == 0 else 7 + behind, text.append(f"  {where}", "cyan").append(f"  {summary}"))
