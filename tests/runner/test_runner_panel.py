@@ -256,3 +256,26 @@ def test_gauges_read_what_autograd_gives_in_the_order_of_the_pass():
     assert (read[-1].steps, read[-1].recorded, read[-1].rate) == (12, 12, rate)  # 10, and 11 as a power of √2
     assert read[-1].speed > 0
     assert 0 < read[-1].watching < 1
+
+
+def test_a_layer_that_did_not_run_is_shown_as_it_was():
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (first, second)]
+    recorder = Recorder(Store())
+    for layer, optimizer in zip((first, second), optimizers, strict=True):
+        recorder.add_model(layer)
+        recorder.add_optimizer(optimizer)
+    gauges = Gauges(recorder)
+    recorder.start()
+    x = torch.randn(4, 3)
+    flows = []
+    for step in range(6):  # they take turns
+        layer, optimizer = (first, second)[step % 2], optimizers[step % 2]
+        optimizer.zero_grad()
+        layer(x).square().mean().backward()
+        optimizer.step()
+        flows.append(gauges.read(step).flow)
+    recorder.close()
+    now, before = flows[-1].sizes["signal"], flows[-2].sizes["signal"]
+    assert all(now + before)
+    assert sum(a == b for a, b in zip(now, before, strict=True)) == 1

@@ -29,7 +29,7 @@ class Flow:
     """Signal, gradient and update size of each layer at one recorded step.
 
     Attributes:
-        step: The step.
+        step: The step. What did not run in it is shown as it was when it ran last.
         names: The layers in the order in which they ran first.
         sizes: By quantity, one number a layer; None where it was not seen, NaN where it holds values that are not finite.
     """
@@ -171,7 +171,7 @@ class Gauges:
         readings = from_disk(ask("SELECT readings FROM steps WHERE step = ?", (last,)).fetchone()[0])
         if len(readings) != self._plan.sites:
             self._plan = _Plan.of(store, len(readings))
-        self._flow = self._plan.flow(last, readings)
+        self._flow = self._plan.flow(last, readings, self._flow)
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,8 @@ class _Plan:
         places = dict(zip(QUANTITIES, columns.T, strict=False))
         return cls(sites, tuple(name for _, name, _ in found), places, columns[:, 3])
 
-    def flow(self, step: int, readings: np.ndarray) -> Flow:
+    def flow(self, step: int, readings: np.ndarray, before: Flow | None) -> Flow:
+        """The flow at a step; of layers that did not run in it (a generator's while its critic learns) that of before."""
         count, mean, std, broken = readings[:, 0], readings[:, 1], readings[:, 2], readings[:, 6]
         with np.errstate(all="ignore"):
             rms = np.sqrt(mean**2 + std**2)
@@ -219,7 +220,12 @@ class _Plan:
                 known = known & seen[self.weights] & (rms[self.weights] != 0)
                 with np.errstate(all="ignore"):
                     values = values / rms[self.weights]
-            sizes[quantity] = [float(v) if k else None for v, k in zip(values, known, strict=True)]
+            last = (
+                before.sizes[quantity]
+                if before is not None and before.names == self.names
+                else [None] * len(self.names)
+            )
+            sizes[quantity] = [float(v) if k else b for v, k, b in zip(values, known, last, strict=True)]
         return Flow(step, self.names, sizes)
 
 
