@@ -82,6 +82,8 @@ def test_the_course_of_the_loss():
     assert len(set(still)) == 1
     below_zero = row(shown(reading(losses=[-1.0, -2.0, -3.0])), "loss").split()[1]
     assert (below_zero[0], below_zero[-1]) == ("█", "▁")
+    assert row(shown(reading(losses=[-1.7e308, 0.0, 1.7e308])), "loss").split()[1] == "▁▅█"
+    assert row(shown(reading(losses=[math.nan] * 3, flow=flow([5e-324, 1.7e308]))), "loss").split()[1] == "×××"
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,7 @@ def test_the_course_of_the_loss():
         ([1.0, 1.0, 1e-4, 1e-4], []),  # nor has a step
         ([1.0, 0.0, 1.0], [1]),
         ([1.0, math.inf, None, 1.0], [1]),
+        ([1.7e308, 5e-324, 1.7e308], [1]),
         ([1.0, 1e-9], []),  # of two, which one?
     ],
 )

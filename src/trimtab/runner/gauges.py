@@ -103,7 +103,7 @@ def _means(values: list[float], each: int) -> list[float]:
         return []
     block = np.array(values).reshape(-1, each)
     finite = np.isfinite(block)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(all="ignore"):
         means: list[float] = (np.where(finite, block, 0.0).sum(1) / finite.sum(1)).tolist()
     return means
 
@@ -270,5 +270,5 @@ def odd(sizes: Sequence[float | None]) -> list[bool]:
 
 def _is_apart(size: float, beside: Sequence[float]) -> bool:
     """Whether a size is far above all of these, or far below: a step in depth is neither."""
-    usual = [math.log10(other / size) for other in beside if other > 0 and math.isfinite(other)]
+    usual = [math.log10(other) - math.log10(size) for other in beside if other > 0 and math.isfinite(other)]
     return bool(usual) and (min(usual) >= FAR or max(usual) <= -FAR)

@@ -34,6 +34,9 @@ WIDE = 64
 CELL = 8
 NAME = 18
 FINDINGS = 4
+STILL = 0.1
+"""Share by which a loss must move for its course to be drawn as one."""
+
 PER_DECADE = 2.0
 """Heights to a factor of ten."""
 
@@ -165,16 +168,16 @@ class Panel:
         points = _thinned(losses, width)
         finite = [p for p in points if math.isfinite(p)]
         logs = bool(finite) and min(finite) > 0
-        scaled = [math.log(p) if logs and math.isfinite(p) else p for p in points]
-        known = [p for p in scaled if math.isfinite(p)]
-        low, high = (min(known), max(known)) if known else (0.0, 0.0)
+        largest = max(map(abs, finite), default=0.0) or 1.0
+        scaled = [math.log(p) if logs else p / largest for p in finite]
+        low, high = (min(scaled), max(scaled)) if scaled else (0.0, 0.0)
         span = high - low
-        least = 0.1 if logs else 0.1 * max(abs(high), abs(low), 1e-30)
-        if span < least:  # noise at rest is not to look like a course: it is drawn flat, at half height
-            low, span = (low + high) / 2 - least * 9 / 16, least
-        for point in scaled:
+        if span < STILL:  # noise at rest is not to look like a course: it is drawn flat, at half height
+            low, span = (low + high) / 2 - STILL * 9 / 16, STILL
+        heights = iter(scaled)
+        for point in points:
             if math.isfinite(point):
-                text.append(self._bars[min(int(8 * (point - low) / span), 7)], "cyan")
+                text.append(self._bars[min(int(8 * (next(heights) - low) / span), 7)], "cyan")
             else:
                 text.append(self._sign(BROKEN), "bold red")
         return text
@@ -193,7 +196,7 @@ class Panel:
             elif size == 0:
                 sign, style = "0", "bold red"
             else:
-                level = max(7 - round(PER_DECADE * math.log10(largest / size)), 0)
+                level = max(7 - round(PER_DECADE * (math.log10(largest) - math.log10(size))), 0)
                 sign, style = self._bars[level], HEAT[level]
             text.append(sign * max(cell - 1, 1), style).append(gap)
         return text

@@ -11,7 +11,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 from trimtab.runner.guard import Guard
@@ -155,7 +155,7 @@ class Screen:
         self._guard.close()
         os.close(self._terminal)
         self._terminal = -1
-        if threading.get_ident() == self._thread and _handler(signal.SIGTSTP) == self._stopped:
+        if threading.get_ident() == self._thread and signal.getsignal(signal.SIGTSTP) == self._stopped:
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
 
     def _takes(self) -> bool:
@@ -173,23 +173,18 @@ class Screen:
     def _is_in_front(self) -> bool:
         try:
             return os.tcgetpgrp(self._terminal) == os.getpgrp()
-        except (
-            OSError
-        ):  # not the terminal of this process's session, as under torchrun: nobody can put it into the background
+        except OSError:  # another session's terminal, as under torchrun: nobody can put us into its background
             return True
 
     def _heed_ctrl_z(self) -> None:
         """Clear the screen before Ctrl-Z hands it to the shell; a handler of the program's own is left alone, also a later one."""
-        if threading.current_thread() is threading.main_thread() and _handler(signal.SIGTSTP) is signal.SIG_DFL:
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
             signal.signal(signal.SIGTSTP, self._stopped)
 
     def _stopped(self, number: int, at: object) -> None:
         self.release()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-        if _handler(number) is signal.SIG_DFL:  # it goes on
+        if signal.getsignal(number) is signal.SIG_DFL:  # it goes on
             signal.signal(number, self._stopped)
-
-
-def _handler(number: int) -> Callable[..., object] | int | None:
-    return signal.getsignal(number)
