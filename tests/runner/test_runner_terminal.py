@@ -93,7 +93,7 @@ def has(text):
 
 
 def at_prompt(lines):
-    return [line for line in lines if line][-1] == "$"
+    return ["", *filter(None, lines)][-1] == "$"
 
 
 def steps(lines):
@@ -128,7 +128,9 @@ def window(tmux, tmp_path, request):
     paths = os.pathsep.join(filter(None, sys.path))
     shell = f"exec env PS1='$ ' PYTHONPATH={shlex.quote(paths)} OMP_NUM_THREADS=1 LC_ALL=C.UTF-8 /bin/sh"
     tmux("new-session", "-d", "-s", name, "-x", "100", "-y", "30", "-c", str(tmp_path), shell)
-    yield Window(tmux, name)
+    made = Window(tmux, name)
+    made.wait(at_prompt)
+    yield made
     tmux("kill-session", "-t", name)
 
 
@@ -136,6 +138,7 @@ RUN = f"{shlex.quote(sys.executable)} -m trimtab run --live --every 5 --diagnose
 
 
 def test_a_run_is_watched_paused_and_broken_off(window, tmp_path):
+    window.type("seq 101 140")  # it begins in the last line
     window.type(RUN)
     lines = window.wait(lambda lines: panel_stands(lines) and has("frozen-parameters")(lines))
     first = next(i for i, line in enumerate(lines) if line.startswith("── trimtab"))
@@ -169,6 +172,10 @@ def test_a_run_is_watched_paused_and_broken_off(window, tmp_path):
         "all that the script printed, in order, and whole"
     )
     assert len(printed) > 5
+    before_it = [line for line in everything if re.fullmatch(r"1[0-4]\d", line)]
+    assert before_it == [*map(str, range(101, 141))], "what stood there before is still there"
+    assert {"it begins"} < set(everything)
+    assert sum(line.startswith("trimtab: watching model") for line in everything) == 1
     assert not any(line.startswith((" signal ", " gradient ", " odd ")) for line in everything)
     window.type("seq 1 60; echo end")
     window.wait(has("end"))
