@@ -43,16 +43,23 @@ class Clock:
     """Time that stands still in the turns without the view."""
 
     def __init__(self):
-        self.skipped = 0.0
+        self.skipped = dict.fromkeys(("perf_counter", "process_time"), 0.0)
 
-    def __call__(self):
-        return time.perf_counter() - self.skipped
+    def perf_counter(self):
+        return time.perf_counter() - self.skipped["perf_counter"]
+
+    def process_time(self):
+        return time.process_time() - self.skipped["process_time"]
+
+    thread_time = staticmethod(time.thread_time)
+    time = staticmethod(time.time)
 
     @contextlib.contextmanager
     def stopped(self):
-        begin = time.perf_counter()
+        begin = time.perf_counter(), time.process_time()
         yield
-        self.skipped += time.perf_counter() - begin
+        self.skipped["perf_counter"] += time.perf_counter() - begin[0]
+        self.skipped["process_time"] += time.process_time() - begin[1]
 
 
 class Counted(Screen):
@@ -145,7 +152,7 @@ def main():
     torch.set_num_threads(1)
     clock = Clock()
     for module in (display, gauges, journal):
-        module.time = SimpleNamespace(perf_counter=clock, time=time.time)
+        module.time = clock
     print(
         "| net | step, ms | with --live | rounds, median (least-largest) | drawing | looking | frames | a frame, ms |"
     )

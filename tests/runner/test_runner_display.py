@@ -20,6 +20,8 @@ from trimtab.runner.screen import LET_GO, Screen, frame
 
 SLOW = """
 import os, signal, sys, time
+from trimtab.runner import display
+display.SHARE, display.APART = 0.2, 0.05  # as often as a test wants
 for parameter in model[2].parameters():
     parameter.requires_grad_(os.environ.get("SICK") is None)
 def slowly(seconds):
@@ -118,7 +120,7 @@ def lines_of(text):
 
 @pytest.mark.parametrize("end", ENDS)
 def test_every_end_that_python_sees_leaves_the_terminal_clean(shell, net, terminal, end):
-    shell.write("s.py", net, SLOW, "print('before')\nslowly(0.8)\nprint('after')", ENDS[end][0])
+    shell.write("s.py", net, SLOW, "print('before')\nslowly(0.5)\nprint('after')", ENDS[end][0])
     assert run(shell, terminal, "--live") == ENDS[end][1]
     text = terminal.text
     assert REGION.search(text), "a panel was drawn"
@@ -137,7 +139,7 @@ def test_every_end_that_python_sees_leaves_the_terminal_clean(shell, net, termin
 
 @pytest.mark.parametrize("end", GUARDED)
 def test_an_end_that_python_does_not_see_is_cleared_up_behind_it(shell, net, terminal, end):
-    shell.write("s.py", net, SLOW, "slowly(0.8)", GUARDED[end][0])
+    shell.write("s.py", net, SLOW, "slowly(0.5)", GUARDED[end][0])
     assert run(shell, terminal, "--live") == GUARDED[end][1]
     assert terminal.wait_for(LET_GO)
     assert not REGION.search(terminal.text.rpartition(LET_GO)[2])
@@ -182,7 +184,7 @@ def test_stop_on_and_live_share_the_looks(shell, net, terminal):
 
 def test_a_child_of_the_script_neither_draws_nor_clears(shell, net, terminal):
     child = """
-        slowly(1)
+        slowly(0.5)
         child = os.fork()
         slowly(0.8)
         if child == 0:
@@ -233,7 +235,10 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr(display.time, "perf_counter", lambda: self.now)
+        self.waited = 0.0
+        for clock in ("perf_counter", "thread_time", "process_time"):
+            waits = clock == "perf_counter"
+            monkeypatch.setattr(display.time, clock, lambda waits=waits: self.now + self.waited * waits)
 
     def work(self, seconds):
         self.now += seconds
@@ -275,6 +280,12 @@ def test_frames_take_their_share_and_no_more(monkeypatch, cost, apart):
     distances = [b - a for a, b in itertools.pairwise(screen.at)]
     assert min(distances) >= 0.5
     assert sum(distances[1:]) / len(distances[1:]) == pytest.approx(apart, rel=0.05)
+    frames = len(screen.at)
+    clock.waited += 1000  # for something else than a processor
+    for step in range(500):
+        clock.work(0.01)
+        shown.step_ended(steps + step)
+    assert len(screen.at) - frames <= 5 / apart + 1
     for drawn, now in enumerate(screen.at[1:], 1):  # of the first frame nobody knows what it will take
         assert (drawn + 1) * cost <= display.SHARE * now * (1 + 1e-9)
     assert recorder.spent == pytest.approx(cost * len(screen.at))

@@ -9,7 +9,7 @@ from trimtab._messages import say
 from trimtab.recording import Recorder
 from trimtab.report import Finding
 from trimtab.report.words import clean, number, places, share
-from trimtab.runner.gauges import Gauges, Reading
+from trimtab.runner.gauges import QUANTITIES, Flow, Gauges, Reading
 from trimtab.runner.screen import Screen
 
 SHARE = 0.003
@@ -22,13 +22,17 @@ APART = 0.5
 """Seconds from frame to frame at least."""
 
 PEEK = 0.02
-"""Seconds from one question for the terminal's size to the next."""
+"""Seconds from one question to the next: whether it is time to draw, and how large the terminal is."""
 
 MINUTE = 60.0
 """Seconds from line to line at least."""
 
 RARER = 0.1
 """The next line waits until the run is by this share longer: a log of a week has a hundred lines."""
+
+EXAMPLE = Reading(
+    1, 1.0, (1.0, 2.0), 0.1, 1.0, flow=Flow(0, ("a", "b"), {quantity: [1.0, 0.1] for quantity in QUANTITIES})
+)
 
 
 class Display(Protocol):
@@ -69,7 +73,8 @@ def display(recorder: Recorder, errors: TextIO, tell: Callable[[str], None]) -> 
 class Panelled:
     """A panel at the bottom of the terminal, drawn between two steps of the training.
 
-    Never so often that all frames, and one more like the last, take more than `SHARE` of the run's time.
+    Never so often that all frames, with one more like the last, take more than `SHARE` of the run's time. Both are time of the processor
+    where the run gets less than a whole one: what other programs do meanwhile is neither the view's cost nor the run's.
 
     Args:
         recorder: The run's recorder.
@@ -87,13 +92,13 @@ class Panelled:
         self._panel = Panel(recorder.name, unicode=screen.encoding.lower().replace("-", "") == "utf8")
         self._findings: list[Finding] = []
         self._off = False
+        self._peek = self._due = 0.0
         self._spent = 0.0
-        self._peek = 0.0
-        self._panel.lines(Reading(0), (), 80, 24)  # whatever is slow the first time is done now, before the run
-        begin = time.perf_counter()
-        self._panel.lines(Reading(0), (), 80, 24)
-        self._began = time.perf_counter()
-        self._due = self._began + (self._began - begin) / SHARE
+        self._panel.lines(EXAMPLE, (), 80, 24)  # whatever is slow the first time is done now, before the run
+        begin = time.thread_time()
+        self._panel.lines(EXAMPLE, (), 80, 24)
+        self._last = time.thread_time() - begin
+        self._began = time.perf_counter(), time.process_time()
 
     def step_ended(self, step: int) -> None:
         """Draw, if it is time to.
@@ -105,19 +110,25 @@ class Panelled:
             return
         self._gauges.step_ended(step)
         begin = time.perf_counter()
-        if begin >= self._peek:
-            self._peek = begin + PEEK
-            self._screen.follow()
-        if begin < self._due:
+        if begin < self._peek:
             return
+        self._peek = begin + PEEK
+        self._screen.follow()
+        if begin < self._due or self._spent + self._last > SHARE * self._run_time():
+            return
+        busy = time.thread_time()
         try:
             self._draw(step)
         except Exception as error:  # never into the user's step
             self._give_up(error)
-        end = time.perf_counter()
-        self._spent += end - begin
+        end, self._last = time.perf_counter(), time.thread_time() - busy
+        self._spent += self._last
         self._recorder.spent += end - begin
-        self._due = max(end + APART, self._began + (self._spent + end - begin) / SHARE)
+        self._due = end + APART
+
+    def _run_time(self) -> float:
+        wall, busy = self._began
+        return min(time.perf_counter() - wall, time.process_time() - busy)
 
     def found(self, finding: Finding, step: int) -> None:
         """Show a finding from the next frame on."""
