@@ -35,6 +35,7 @@ from trimtab.runner.screen import Screen
 SHOWN = ("cnn", "transformer", "mlp", "tiny")
 TURN = 50
 SECONDS = 1.0
+LEAST = 6
 BEFORE = 150  # the default schedule is in its long run from here on
 COLUMNS, ROWS = 100, 30
 
@@ -84,7 +85,7 @@ def terminal():
         reader.terminate()
 
 
-def measure(workload, rounds, clock):
+def measure(workload, seconds, clock):
     torch.manual_seed(0)
     training = WORKLOADS[workload]()
     step = 0
@@ -113,7 +114,9 @@ def measure(workload, rounds, clock):
         train(BEFORE)
         once = time.perf_counter()
         train(TURN)
-        turn = TURN * max(round(SECONDS / (time.perf_counter() - once)), 1)
+        once = time.perf_counter() - once
+        turn = TURN * max(round(SECONDS / once), 1)
+        rounds = max(round(seconds / (once * turn / TURN)), LEAST)
         frames, drawn, looked = screen.frames, shown._spent, between._live.spent
         with_view, without = [], []
         for number in range(rounds):
@@ -137,13 +140,13 @@ def measure(workload, rounds, clock):
         drawn=drawn / total,
         looked=looked / total,
         step_ms=1e3 * sum(without) / (turn * rounds),
-        steps=turn * rounds,
+        rounds=rounds,
     )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=12, help="rounds of two turns (default 12)")
+    parser.add_argument("--seconds", type=float, default=40, help="of each side, in turns (default 40)")
     parser.add_argument("--only", choices=WORKLOADS, action="append", help="this workload alone; may be given again")
     arguments = parser.parse_args()
     if sys.platform == "linux" and TOP_PAD[0] not in os.environ:
@@ -154,14 +157,14 @@ def main():
     for module in (display, gauges, journal):
         module.time = clock
     print(
-        "| net | step, ms | with --live | rounds, median (least-largest) | drawing | looking | frames | a frame, ms |"
+        "| net | step, ms | with --live | rounds | median (least-largest) | drawing | looking | frames | a frame, ms |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for workload in arguments.only or SHOWN:
-        found = measure(workload, arguments.rounds, clock)
+        found = measure(workload, arguments.seconds, clock)
         print(
             f"| {workload} | {found.step_ms:.2f} | {found.ratio:.4f} "
-            f"| {found.median:.4f} ({found.least:.3f}-{found.largest:.3f}) | {found.drawn:.2%} | {found.looked:.2%} "
+            f"| {found.rounds} | {found.median:.4f} ({found.least:.3f}-{found.largest:.3f}) | {found.drawn:.2%} | {found.looked:.2%} "
             f"| {found.frames} | {found.frame_ms:.1f} |",
             flush=True,
         )
