@@ -63,6 +63,17 @@ class Clock:
         self.skipped["process_time"] += time.process_time() - begin[1]
 
 
+class Looking(Between):
+    """Counts the CPU seconds of what is done between two steps but for drawing, which is looking."""
+
+    spent = 0.0
+
+    def step_ended(self, step):
+        begin, drawn = time.thread_time(), self._shown._spent
+        super().step_ended(step)
+        self.spent += time.thread_time() - begin - (self._shown._spent - drawn)
+
+
 class Counted(Screen):
     """A screen that counts its frames."""
 
@@ -108,7 +119,7 @@ def measure(workload, seconds, clock):
         recorder.add_optimizer(training.optimizer)
         screen = Counted(stream)
         shown = display.Panelled(recorder, screen, print)
-        between = Between(recorder, shown, stop_after=None, stop_on=None, every=None, ignore=())
+        between = Looking(recorder, shown, stop_after=None, stop_on=None, every=None, ignore=())
         recorder.start()
         recorder.on_step = between.step_ended
         train(BEFORE)
@@ -117,14 +128,14 @@ def measure(workload, seconds, clock):
         once = time.perf_counter() - once
         turn = TURN * max(round(SECONDS / once), 1)
         rounds = max(round(seconds / (once * turn / TURN)), LEAST)
-        frames, drawn, looked = screen.frames, shown._spent, between._live.spent
+        frames, drawn, looked = screen.frames, shown._spent, between.spent
         with_view, without = [], []
         for number in range(rounds):
             for live in (True, False) if number % 2 else (False, True):
                 recorder.on_step = between.step_ended if live else None
                 with contextlib.nullcontext() if live else clock.stopped():
                     (with_view if live else without).append(train(turn))
-        frames, drawn, looked = screen.frames - frames, shown._spent - drawn, between._live.spent - looked
+        frames, drawn, looked = screen.frames - frames, shown._spent - drawn, between.spent - looked
         shown.close()
         recorder.close()
         recorder.store.close()
