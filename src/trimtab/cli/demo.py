@@ -19,7 +19,7 @@ MARK = "optimizer = "
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("trimtab-demo"),
-    help="Where to put scripts, records, the figure and the page. [default: trimtab-demo]",
+    help="Where to put scripts, records, the figure and the pages. [default: trimtab-demo]",
 )
 def demo(folder: Path) -> Callable[[], int]:
     """Run a classifier of handwritten digits that sits at chance, learn why, apply the repair, and see the accuracy.
@@ -43,7 +43,7 @@ def show(folder: Path) -> int:
     Returns:
         The exit status: 0 when the diagnosis named the fault and the repair mended it.
     """
-    from trimtab.diagnosis import diagnose
+    from trimtab.diagnosis import compare, diagnose
     from trimtab.recording import Record
 
     try:
@@ -69,6 +69,9 @@ def show(folder: Path) -> int:
     diagnosis.to_html(page)
     print(f"   signal and gradient by depth, predicted and measured, before and after: {figure}")
     print(f"   the whole diagnosis as a page, for your browser: {page.as_uri()}")
+    both = (folder / "before-and-after.html").absolute()
+    compare(record, folder / "after.db", names=("before", "after")).to_html(both)
+    print(f"   before and after on one scale: {both.as_uri()}")
     print(f"\nNow yours: trimtab run train.py      (what {root.code} means: trimtab explain {root.code})")
     return 0 if after > before + 0.5 else 1
 
