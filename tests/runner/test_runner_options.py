@@ -240,7 +240,7 @@ def test_ignore(shell):
         (["--every", "x"], "--every"),
         (["--evry", "3"], "--every"),
         (["--stop-after", "-1"], "--stop-after"),
-        (["--format", "html"], "'text', 'json', 'sarif'"),
+        (["--format", "pdf"], "'text', 'json', 'sarif', 'html'"),
         (["--fail-on", "note"], "--fail-on"),
         (["--store", "a.db", "--no-store"], "exclude each other"),
     ],

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab._messages import say
+from trimtab.diagnosis.charting.flow import name_of
 from trimtab.diagnosis.layers import Layer
 from trimtab.diagnosis.view import View
 from trimtab.recording import Series
@@ -88,7 +89,7 @@ def _chart(
         x_label=say("depth in layers"),
         y_label=unit,
         log=True,
-        names=tuple(view.record.label(layer.model, layer.name) or layer.cls for layer in layers),
+        names=tuple(name_of(view, layer.model, layer.name) for layer in layers),
         caption=caption,
     )
 

@@ -33,7 +33,7 @@ def flows(view: View) -> tuple[list[Chart], list[str]]:
     ):
         if sites:
             values = np.stack([_rms(record, site, shown) for site in sites])
-            names = [_name(view, site) for site in sites]
+            names = [name_of(view, site.model, site.name) for site in sites]
             charts.append(_map(key, title, steps, names, values, say("root mean square"), caption))
     updates = _updates(view, modules, shown)
     if updates:
@@ -83,8 +83,12 @@ def _map(
     )
 
 
-def _name(view: View, site: Site) -> str:
-    return view.record.label(site.model, site.name) or view.class_of(site.model, site.name)
+def name_of(view: View, model: int, name: str) -> str:
+    """The name of a module for a chart; with its class where it is a mere number in a container."""
+    cls = view.class_of(model, name)
+    label = view.record.label(model, name)
+    numbered = module_of(name, view.record.models[model]["modules"]).rpartition(".")[2].isdigit()
+    return f"{label} {cls}".rstrip() if numbered else label or cls
 
 
 def _modules(view: View) -> list[tuple[int, str]]:
@@ -136,5 +140,5 @@ def _updates(view: View, modules: list[tuple[int, str]], rows: NDArray[np.int64]
             ratio = np.sqrt(moved / np.where(size > 0, size, np.nan))
             ratio[~seen] = np.nan
             ratio[spoilt] = np.inf
-            found[record.label(model, name) or view.class_of(model, name)] = ratio.astype(np.float32)
+            found[name_of(view, model, name)] = ratio.astype(np.float32)
     return found

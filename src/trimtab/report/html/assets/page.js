@@ -24,7 +24,10 @@
     return String(Number(value.toPrecision(6)));
   }
 
-  const shorten = (name, most) => (name.length > most ? `…${name.slice(1 - most)}` : name);
+  function shorten(name, most) { // a class behind the name goes first, then the name's beginning
+    const kept = name.length > most ? name.split(" ")[0] : name;
+    return kept.length > most ? `…${kept.slice(1 - most)}` : kept;
+  }
 
   // ---- axes ----
 
@@ -59,7 +62,8 @@
   }
 
   function everySo(count, most) {
-    const every = Math.max(1, Math.ceil(count / Math.max(most, 1)));
+    const least = Math.max(1, count / Math.max(most, 1)), decade = 10 ** Math.floor(Math.log10(least));
+    const every = [1, 2, 5, 10].map((factor) => factor * decade).find((step) => step >= least - 1e-9);
     return (u, i, low, high) => {
       const marks = [];
       for (let mark = Math.ceil(Math.max(low, 0) / every) * every; mark <= Math.min(high, count - 1); mark += every) marks.push(mark);
@@ -98,10 +102,14 @@
       });
       if (!limit) solid += 1;
     });
-    const wide = width > 520;
+    const wide = width > 480;
     const rotated = named && chart.x.length <= Math.floor(width / 17);
-    const longest = Math.min(Math.max(0, ...chart.names.map((name) => name.length)), wide ? 22 : 12);
+    const most = wide ? 22 : 14;
+    const longest = Math.max(0, ...chart.names.map((name) => shorten(name, most).length));
     const range = (u, low, high) => [Math.max(low, 0.5), Math.min(high, chart.x.length + 0.5)];
+    const rest = (u) => { // without a cursor the legend tells the last numbers
+      if (u.legend.idx == null) u.setLegend({ idx: chart.x.length - 1 }, false);
+    };
     const only = chart.x.length === 1 ? [chart.x[0] - 1, chart.x[0] + 1] : null;
     return new uPlot({
       width,
@@ -115,19 +123,21 @@
           label: chart.xLabel, labelSize: 18, gap: 3,
           grid: { show: false },
           ...(rotated
-            ? { splits: everySo(chart.x.length + 1, chart.x.length + 1), values: (u, marks) => marks.map((mark) => (mark >= 1 && chart.names[mark - 1] != null ? shorten(chart.names[mark - 1], longest) : "")), rotate: -55, size: 26 + longest * 5.6 }
+            ? { splits: everySo(chart.x.length + 1, chart.x.length + 1), values: (u, marks) => marks.map((mark) => (mark >= 1 && chart.names[mark - 1] != null ? shorten(chart.names[mark - 1], most) : "")), rotate: -55, size: 26 + longest * 5.6 }
             : named ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500], values: (u, marks) => marks.map((mark) => (Number.isInteger(mark) ? mark : "")), size: 34 }
             : { values: (u, marks) => marks.map((mark) => (Number.isInteger(mark) ? mark.toLocaleString("en") : "")), size: 34 }),
         }),
         axis({
-          label: wide ? chart.yLabel : undefined, labelSize: 18, size: 58, gap: 4,
+          size: 58, gap: 4,
           ...(chart.log ? { splits: (u, i, low, high) => powers(low, high, u.bbox ? u.bbox.height / devicePixelRatio : 200), filter: (u, marks) => marks } : {}),
           values: (u, marks) => marks.map(tick),
         }),
       ],
       series,
       bands,
-      legend: { show: true, live: true, markers: { width: 2 } },
+      padding: [12, rotated ? 30 : 12, 0, 0],
+      legend: { show: true, live: true, markers: { width: 2, dash: (u, i) => (series[i].dash ? "dashed" : "solid") } },
+      hooks: { ready: [rest], setLegend: [rest] },
       cursor: { points: { size: 7 }, drag: { x: true, y: false }, ...(named ? {} : { sync: { key: "steps" } }) },
     }, columns, plot);
   }
@@ -212,7 +222,7 @@
   function heat(chart, plot, width, codes, tell) {
     const n = chart.columns.length, rows = chart.rows.length;
     const wide = width > 520;
-    const longest = Math.min(Math.max(1, ...chart.rows.map((row) => row.length)), wide ? 30 : 13);
+    const most = wide ? 30 : 13, longest = Math.max(1, ...chart.rows.map((row) => shorten(row, most).length));
     const inner = clamp(rows * (rows > 60 ? 3 : 14), 70, 640);
     const side = 14 + longest * 6.6;
     const table = palette(), sheet = document.createElement("canvas");
@@ -224,7 +234,7 @@
       scales: { x: { time: false, range: within(n) }, y: { dir: -1, range: within(rows) } },
       axes: [
         axis({ label: chart.xLabel, labelSize: 18, size: 32, gap: 3, grid: { show: false }, splits: everySo(n, Math.floor((width - side) / 64)), values: (u, marks) => marks.map((mark) => (chart.columns[mark] == null ? "" : chart.columns[mark].toLocaleString("en"))) }),
-        axis({ size: side, gap: 4, grid: { show: false }, splits: everySo(rows, Math.floor(inner / 13)), values: (u, marks) => marks.map((mark) => (chart.rows[mark] == null ? "" : shorten(chart.rows[mark], longest))), font: "11px ui-monospace, Consolas, monospace" }),
+        axis({ size: side, gap: 4, grid: { show: false }, splits: everySo(rows, Math.floor(inner / 13)), values: (u, marks) => marks.map((mark) => (chart.rows[mark] == null ? "" : shorten(chart.rows[mark], most))), font: "11px ui-monospace, Consolas, monospace" }),
       ],
       series: [{}, { paths: () => null, points: { show: false } }],
       legend: { show: false },
