@@ -48,21 +48,32 @@ def render_html(diagnosis: Diagnosis, *, charts: Charts | None = None, prescript
         HTML. Its policy lets nothing run or load but what it brings along; text of the run's is never markup.
     """
     charts = diagnosis.charts if charts is None else charts
+    data = {"charts": [packed(chart) for chart in charts]}
+    page = environment().get_template("page.html")
+    return page.render(**contents(diagnosis, charts, prescription), **shell(clean(diagnosis.run.name), data))
+
+
+def contents(diagnosis: Diagnosis, charts: Charts, prescription: Prescription | None = None) -> dict[str, Any]:
+    """What `assets/page.html` tells.
+
+    Args:
+        diagnosis: As for `render_html`.
+        charts: As for `render_html`.
+        prescription: As for `render_html`.
+
+    Returns:
+        Its variables, without those of `shell`.
+    """
     groups, notes = fold(diagnosis)
-    return (
-        environment()
-        .get_template("page.html")
-        .render(
-            diagnosis=diagnosis,
-            groups=groups,
-            notes=notes,
-            prescription=prescription,
-            sections=sections(charts),
-            remarks=charts.notes,
-            rows=list(facts(diagnosis.run)),
-            **shell(clean(diagnosis.run.name), {"charts": [packed(chart) for chart in charts]}),
-        )
-    )
+    return {
+        "diagnosis": diagnosis,
+        "groups": groups,
+        "notes": notes,
+        "prescription": prescription,
+        "sections": sections(charts),
+        "remarks": charts.notes,
+        "rows": list(facts(diagnosis.run)),
+    }
 
 
 def write_page(page: str, path: str | Path) -> None:
@@ -86,23 +97,25 @@ def sections(charts: Charts) -> list[tuple[Section, str, Sequence[Chart]]]:
     return [(name, HEADINGS[name](), charts.of(name)) for name in SECTIONS if charts.of(name)]
 
 
-def shell(name: str, data: dict[str, Any]) -> dict[str, Any]:
+def shell(name: str, data: dict[str, Any], scripts: Sequence[str] = SCRIPTS, more: str = "") -> dict[str, Any]:
     """What every page needs: scripts, styles, a policy that allows just these, and the numbers.
 
     Args:
         name: The page's name.
         data: What the script draws from.
+        scripts: Files of the scripts, in the order in which they run.
+        more: Further directives of the policy.
 
     Returns:
         Variables of `assets/base.html`.
     """
-    scripts, styles = ([asset(file) for file in those] for those in (SCRIPTS, STYLES))
+    code, styles = ([asset(file) for file in those] for those in (scripts, STYLES))
     return {
         "name": name,
         "version": trimtab.__version__,
-        "scripts": [Markup(text) for text in scripts],
+        "scripts": [Markup(text) for text in code],
         "styles": [Markup(text) for text in styles],
-        "policy": policy(scripts, styles),
+        "policy": policy(code, styles, more),
         "data": Markup(as_script(data)),
     }
 
