@@ -172,7 +172,9 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             if application != APPLICATION_ID:
                 raise RecordError(f"{path} is a SQLite file of another program, not a record of trimtab")
             if version > FORMAT:
-                raise RecordError(f"{path} was written by a newer trimtab (format {version}): upgrade trimtab to read it")
+                raise RecordError(
+                    f"{path} was written by a newer trimtab (format {version}): upgrade trimtab to read it"
+                )
             connection.execute("BEGIN")
             yield connection
         finally:

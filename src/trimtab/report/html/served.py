@@ -19,21 +19,17 @@ class Live:
 
     Attributes:
         version: Changes with every change of what there is to tell.
-        is_: "following", "still", "over" or "lost": how it is shown.
+        state: "following", "still", "over" or "lost": how it is shown.
         text: The same in words.
         far: How far the run is, in words.
         again: Milliseconds until it is worth asking again; None where nothing more will come.
     """
 
     version: str
-    is_: str
+    state: str
     text: str
     far: str
     again: int | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """What the script reads."""
-        return {key.rstrip("_"): value for key, value in asdict(self).items()}
 
 
 def served_page(diagnosis: Diagnosis, charts: Charts, live: Live) -> tuple[str, str]:
@@ -51,10 +47,10 @@ def served_page(diagnosis: Diagnosis, charts: Charts, live: Live) -> tuple[str, 
         "lost": say("The server does not answer: was `trimtab view` ended? What is shown is the last that it told."),
         "refused": say("Another `trimtab view` answers here now: open the address that it has printed."),
     }
-    data = {"charts": [packed(chart) for chart in charts], "live": live.to_dict(), "words": words}
+    data = {"charts": [packed(chart) for chart in charts], "live": asdict(live), "words": words}
     around = shell(clean(diagnosis.run.name), data, SERVED, "connect-src 'self'")
     page = environment().get_template("served.html")
-    return page.render(live=live.to_dict(), **contents(diagnosis, charts), **around), around["policy"]
+    return page.render(live=live, **contents(diagnosis, charts), **around), around["policy"]
 
 
 def served_changes(diagnosis: Diagnosis, charts: Charts) -> dict[str, Any]:

@@ -5,7 +5,7 @@
   const token = new URLSearchParams(location.search).get("token");
   const box = document.getElementById("live");
   const LONGEST = 30000;
-  let { version, again } = live, missed = 0, held = false, due = false, waiting = null;
+  let shown = live, missed = 0, held = false, due = false, waiting = null;
 
   // ---- one tree made like another: what is alike stays, with its focus, its folds and its place under the reader's eyes ----
 
@@ -57,8 +57,8 @@
 
   // ---- asking ----
 
-  function tell(is, text, far) {
-    box.dataset.is = is;
+  function tell(state, text, far) {
+    box.dataset.state = state;
     for (const [name, words] of [["[role=status]", text], [".far", far]]) {
       const line = box.querySelector(name);
       if (words != null && line.textContent !== words) line.textContent = words;
@@ -72,21 +72,21 @@
       return;
     }
     try {
-      const answer = await fetch(`/state?since=${encodeURIComponent(version)}`, { headers: { Authorization: `Bearer ${token}` }, cache: "no-store", signal: AbortSignal.timeout(LONGEST) });
+      const answer = await fetch(`/state?since=${encodeURIComponent(shown.version)}`, { headers: { Authorization: `Bearer ${token}` }, cache: "no-store", signal: AbortSignal.timeout(LONGEST) });
       if (answer.status === 403) return tell("lost", words.refused);
       if (!answer.ok) throw new Error(answer.statusText);
       if (answer.status === 200) {
         const news = await answer.json();
         if (news.html != null) await renew(news.html, news.charts);
-        ({ version, again } = news.live);
-        tell(news.live.is, news.live.text, news.live.far);
-      } else if (missed) tell(live.is, live.text);
+        shown = news.live;
+        tell(shown.state, shown.text, shown.far);
+      } else if (missed) tell(shown.state, shown.text);
       missed = 0;
     } catch (error) {
       missed += 1;
       if (missed > 1) tell("lost", words.lost); // once may be chance
     }
-    if (again != null) waiting = setTimeout(ask, missed ? Math.min(500 * 2 ** missed, LONGEST) : again);
+    if (shown.again != null) waiting = setTimeout(ask, missed ? Math.min(500 * 2 ** missed, LONGEST) : shown.again);
   }
 
   function goOn() {
@@ -108,5 +108,5 @@
     goOn();
   });
 
-  if (again != null) waiting = setTimeout(ask, Math.min(again, 500));
+  if (shown.again != null) waiting = setTimeout(ask, shown.again);
 })();
