@@ -75,6 +75,9 @@ def test_a_fault_is_named_and_its_repair_proved(folder, factory):
     again = folder.trimtab("repair", f"setups.py:{factory}", "--workers", 1, "--format", "json")
     assert f"{len(jobs)} finished runs are kept" in again.err
     assert json.loads(again.out) == found
+    page = folder.trimtab("repair", f"setups.py:{factory}", "--workers", 1, "--format", "html")
+    assert "repair proved" in page.out
+    assert 'data-chart="loss"' in page.out
     assert [entry["job"] for entry in journal(folder, f"setups-{factory}")] == jobs  # nothing was run again
 
 

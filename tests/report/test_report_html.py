@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -240,3 +241,21 @@ def test_a_notebook_shows_findings_without_a_script():
     rules = re.findall(r"(?:^|})\s*([^{}]+){", page.styles[0])
     assert rules
     assert all(part.strip().startswith(".trimtab-report") for rule in rules for part in rule.split(","))
+
+
+def test_a_prescription_writes_its_page(tmp_path):
+    found = Prescription(ONE_ROOT, (Trial(VANISHING.repairs[0], ("initialization",), 0.91, 0.1),), None)
+    page = found.to_html(tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text(encoding="utf-8") == page
+    assert "no repair proved" in Parsed(page).text
+    shown = Parsed(found._repr_html_())
+    assert shown.all("script") == []
+    assert "no repair proved" in shown.text
+
+
+def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch):
+    text = (Path(__file__).parents[2] / "docs" / "page.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    assert 'data-chart="signal"' in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ MARK = "optimizer = "
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("trimtab-demo"),
-    help="Where to put scripts, records and the figure. [default: trimtab-demo]",
+    help="Where to put scripts, records, the figure and the page. [default: trimtab-demo]",
 )
 def demo(folder: Path) -> Callable[[], int]:
     """Run a classifier of handwritten digits that sits at chance, learn why, apply the repair, and see the accuracy.
@@ -65,7 +65,10 @@ def show(folder: Path) -> int:
     figure = folder / "signal-and-gradient.png"
     _draw(folder, figure)
     print(f"   accuracy on held-out digits: {before:.2f} before, {after:.2f} after")
+    page = (folder / "report.html").absolute()
+    diagnosis.to_html(page)
     print(f"   signal and gradient by depth, predicted and measured, before and after: {figure}")
+    print(f"   the whole diagnosis as a page, for your browser: {page.as_uri()}")
     print(f"\nNow yours: trimtab run train.py      (what {root.code} means: trimtab explain {root.code})")
     return 0 if after > before + 0.5 else 1
 

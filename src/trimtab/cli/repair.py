@@ -46,7 +46,9 @@ class _ScriptOrSetup(click.Command):
 @click.option("--dask", metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")
 @click.option("--fresh", is_flag=True, help="Begin anew: forget the runs that an earlier call has finished.")
 @click.option("--ignore", multiple=True, metavar="CODE", help="Leave a finding alone; may be given several times.")
-@click.option("--format", "form", type=click.Choice(("text", "json")), default="text", help="Form. [default: text]")
+@click.option(
+    "--format", "form", type=click.Choice(("text", "json", "html")), default="text", help="Form. [default: text]"
+)
 @click.option("--output", metavar="FILE", help="Write the prescription to FILE; - is standard output.")
 @click.argument("target", metavar="FILE.py:FACTORY|SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -230,7 +232,7 @@ def _write(found: Any, form: str, output: str | None) -> None:
     from trimtab.errors import UsageError
     from trimtab.report.writing import write
 
-    text = found.to_json() if form == "json" else str(found).rstrip("\n")
+    text = {"json": found.to_json, "html": found.to_html}.get(form, found.__str__)().rstrip("\n")
     if output in (None, "-"):
         write(text, sys.stdout)
         return

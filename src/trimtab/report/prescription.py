@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import trimtab
@@ -123,6 +124,30 @@ class Prescription:
             "diagnosis": strict(self.diagnosis.to_dict()),
         }
         return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the prescription, its diagnosis and the charts of the run as one page of HTML that needs nothing else.
+
+        Args:
+            path: File to write it to; None writes none.
+
+        Returns:
+            The page.
+
+        Raises:
+            UsageError: The file cannot be written.
+        """
+        from trimtab.report.html import render_html, write_page
+
+        page = render_html(self.diagnosis, prescription=self)
+        if path is not None:
+            write_page(page, path)
+        return page
+
+    def _repr_html_(self) -> str:
+        from trimtab.report.html import notebook_html
+
+        return notebook_html(self.diagnosis, prescription=self)
 
     def __str__(self) -> str:
         from trimtab.report.prescription_text import render_prescription
