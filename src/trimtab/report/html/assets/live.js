@@ -46,9 +46,9 @@
 
   async function renew(html, charts) {
     const fresh = new DOMParser().parseFromString(html, "text/html"), focus = document.activeElement;
-    becomeChildren(document.querySelector("header nav"), fresh.querySelector("header nav"));
-    const aside = document.querySelector("main > noscript");
-    if (aside) aside.remove();
+    for (const part of [".run", "nav"]) become(document.querySelector(`header ${part}`), fresh.querySelector(`header ${part}`));
+    const name = fresh.querySelector(".run").textContent;
+    if (name) document.title = `${name} · trimtab`;
     becomeChildren(document.getElementById("main"), fresh.querySelector("main"));
     if (focus !== document.activeElement && focus.isConnected) focus.focus({ preventScroll: true });
     copyButtons(document);
@@ -71,18 +71,20 @@
       due = true;
       return;
     }
+    let answer, news = null;
     try {
-      const answer = await fetch(`/state?since=${encodeURIComponent(shown.version)}`, { headers: { Authorization: `Bearer ${token}` }, cache: "no-store", signal: AbortSignal.timeout(LONGEST) });
-      if (answer.status === 403) return tell("lost", words.refused);
-      if (!answer.ok) throw new Error(answer.statusText);
-      if (answer.status === 200) {
-        const news = await answer.json();
-        if (news.html != null) await renew(news.html, news.charts);
-        shown = news.live;
-        tell(shown.state, shown.text, shown.far);
-      } else if (missed) tell(shown.state, shown.text);
+      answer = await fetch(`/state?since=${encodeURIComponent(shown.version)}`, { headers: { Authorization: `Bearer ${token}` }, cache: "no-store", signal: AbortSignal.timeout(LONGEST) });
+      if (answer.status === 200) news = await answer.json();
+    } catch { // there is no server, or it ended while it answered
+      answer = { ok: false };
+    }
+    if (answer.status === 403) return tell("lost", words.refused);
+    if (answer.ok) {
+      if (news && news.html != null) await renew(news.html, news.charts);
+      if (news) shown = news.live;
+      if (news || missed) tell(shown.state, shown.text, shown.far);
       missed = 0;
-    } catch (error) {
+    } else {
       missed += 1;
       if (missed > 1) tell("lost", words.lost); // once may be chance
     }

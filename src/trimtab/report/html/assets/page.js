@@ -444,7 +444,7 @@
     again();
   });
 
-  window.trimtab = { data, drawAll, copyButtons }; // for live.js, which follows a run
+  window.trimtab = { data, drawn, drawAll, copyButtons }; // for live.js, which follows a run
   copyButtons(document);
   requestAnimationFrame(() => setTimeout(() => drawAll(data.charts).then(() => { document.body.dataset.ready = "yes"; }), 0));
 })();
