@@ -1,11 +1,12 @@
 """The page of `trimtab view` in a real browser, while a run in another process trains."""
 
 import re
+import signal
 import time
 
 import pytest
 from browser import chromium, listen, needs_chromium
-from view_cases import running, serving
+from view_cases import running, serving, training
 
 pytestmark = needs_chromium
 
@@ -54,9 +55,9 @@ def test_the_page_follows_a_run_from_its_first_step_to_its_end(page, tmp_path):
             assert page.title() == "told · trimtab"
             assert "Following the run." in page.inner_text("#live")
 
-            for steps in (5, 9, 17):
-                committed = run.train(4 if steps == 5 else steps // 2)
-                shown = wait_for(lambda: last_step(page) >= steps - 0)
+            for last in (5, 9, 17):
+                committed = run.train(last - last_step(page))
+                shown = wait_for(lambda last=last: last_step(page) == last)
                 assert shown is not None
                 assert shown - committed < SOON
             assert "told" in page.inner_text("header")
@@ -89,8 +90,8 @@ def test_the_page_follows_a_run_from_its_first_step_to_its_end(page, tmp_path):
 
 def test_what_the_reader_has_set_stays(page, tmp_path):
     record = tmp_path / "run.db"
-    with running(record) as run:
-        run.train(40)
+    with training(record) as train:
+        train(40)
         with serving(record) as viewer:
             page.goto(viewer.url)
             page.wait_for_selector("body[data-ready]")
@@ -120,7 +121,7 @@ def test_what_the_reader_has_set_stays(page, tmp_path):
             page.evaluate("scrollTo({ top: 600, behavior: 'instant' })")
             top = page.locator("figure[data-chart=signal]").bounding_box()["y"]
 
-            run.train(40)
+            train(40)
             assert wait_for(lambda: "79 steps" in page.inner_text("#facts")) is not None
             page.wait_for_timeout(100)
             for key, x in zoomed.items():
@@ -133,19 +134,25 @@ def test_what_the_reader_has_set_stays(page, tmp_path):
             assert page.heard.said == []
 
 
-def test_the_page_says_when_its_server_or_its_record_is_gone(page, tmp_path):
-    record = tmp_path / "run.db"
-    with running(record) as run:
-        run.train(5)
-        with serving(record) as viewer:
-            page.goto(viewer.url)
-            page.wait_for_selector("body[data-ready]")
-            record.rename(tmp_path / "elsewhere.db")
-            assert wait_for(lambda: "no longer there" in page.inner_text("#live")) is not None
-            assert page.locator("figure[data-drawn]").count() > 2, "what was shown must stay"
-            assert page.heard.said == []
-            (tmp_path / "elsewhere.db").rename(record)
-            assert wait_for(lambda: "Following the run." in page.inner_text("#live")) is not None
+def test_the_page_says_when_its_server_or_its_record_is_gone(page, shell):
+    record = shell.folder / "run.db"
+    with training(record) as train:
+        train(5)
+        view = shell.start("-m", "trimtab", "view", record)
+        url = view.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{40,}", url)
+        page.goto(url)
+        page.wait_for_selector("body[data-ready]")
+        record.rename(shell.folder / "elsewhere.db")
+        assert wait_for(lambda: "no longer there" in page.inner_text("#live")) is not None
+        assert page.locator("figure[data-drawn]").count() > 2, "what was shown must stay"
+        (shell.folder / "elsewhere.db").rename(record)
+        train(1)
+        assert wait_for(lambda: "Following the run." in page.inner_text("#live")) is not None
+        assert page.heard.said == []
+        view.send_signal(signal.SIGINT)
+        out, err = view.communicate()
+        assert (view.returncode, out, err.count("\n")) == (0, "", 1)
         assert wait_for(lambda: "does not answer" in page.inner_text("#live")) is not None
         page.heard.asked.clear()
         page.wait_for_timeout(2500)

@@ -1,4 +1,4 @@
-"""A run in a process of its own that trains step by step as it is told, and a viewer that follows it."""
+"""A run that trains step by step as it is told, and a viewer that follows it."""
 
 import json
 import subprocess
@@ -6,26 +6,32 @@ import sys
 import threading
 from contextlib import contextmanager
 
+import trimtab
 from trimtab.runner.serving import Viewer
 
-RUN = """
-import json, sys, time
+NET = """
 import torch
 from torch import nn
 import trimtab
-torch.set_num_threads(1)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 x = torch.randn(64, 8)
 y = (x @ torch.randn(8, 3)).argmax(1)
-with trimtab.watch(model, optimizer, store=sys.argv[1], every=1, name="told") as watched:
+def train(steps):
+    for _ in range(steps):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+RUN = NET + """
+import json, sys, time
+torch.set_num_threads(1)
+with trimtab.watch(model, optimizer, store=sys.argv[1], every=1, name="told"):
     for line in sys.stdin:
-        for _ in range(int(line)):
-            loss = nn.functional.cross_entropy(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        train(int(line))
         if int(line) == 0:
             with torch.no_grad():
                 model[2].weight.mul_(1e30)
@@ -61,7 +67,17 @@ class Run:
 
 
 @contextmanager
+def training(record):
+    """The same run in this process: a function that trains so many steps."""
+    names = {}
+    exec(NET, names)
+    with trimtab.watch(names["model"], names["optimizer"], store=record, every=1, name="told"):
+        yield names["train"]
+
+
+@contextmanager
 def running(record):
+    """The run in a process of its own."""
     run = Run(record)
     try:
         yield run
@@ -71,6 +87,7 @@ def running(record):
 
 @contextmanager
 def serving(record, **more):
+    """A viewer in a thread."""
     viewer = Viewer(record, **more)
     thread = threading.Thread(target=viewer.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
