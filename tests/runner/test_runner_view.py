@@ -66,7 +66,17 @@ def test_it_listens_on_this_machine_alone(viewer):
 
 @pytest.mark.parametrize(
     "target",
-    ["/", "/?token=", "/?token=x", "/?token=é", "/?token={token}x", "/?token={token}&token=x", "/state", "/run.db", "/../run.db"],
+    [
+        "/",
+        "/?token=",
+        "/?token=x",
+        "/?token=é",
+        "/?token={token}x",
+        "/?token={token}&token=x",
+        "/state",
+        "/run.db",
+        "/../run.db",
+    ],
 )
 @pytest.mark.parametrize("headers", [[], [("Authorization", "Bearer nonsense")], [("Authorization", "Bearer é")]])
 def test_without_the_token_nothing_is_told(viewer, target, headers):
@@ -86,10 +96,22 @@ def http_quoted(target):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "127.0.0.1.evil.example:{port}", "a@127.0.0.1:{port}", ""]
+    "host",
+    [
+        "evil.example",
+        "evil.example:{port}",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        "127.0.0.1.evil.example:{port}",
+        "a@127.0.0.1:{port}",
+        "",
+    ],
 )
 def test_other_names_for_this_machine_are_refused(viewer, host):
-    for answer in (page(viewer, host=host.format(port=viewer.server_port) or " "), state(viewer, host=host.format(port=viewer.server_port) or " ")):
+    for answer in (
+        page(viewer, host=host.format(port=viewer.server_port) or " "),
+        state(viewer, host=host.format(port=viewer.server_port) or " "),
+    ):
         assert answer.status == 403
         assert viewer.token not in answer.text
 
@@ -118,7 +140,14 @@ def test_no_path_is_a_file(viewer):
 
 
 def test_every_answer_carries_the_headers(viewer):
-    for answer in (page(viewer), state(viewer), ask(viewer), ask(viewer, "/x"), page(viewer, method="POST"), state(viewer, "x")):
+    for answer in (
+        page(viewer),
+        state(viewer),
+        ask(viewer),
+        ask(viewer, "/x"),
+        page(viewer, method="POST"),
+        state(viewer, "x"),
+    ):
         headers = dict(answer.getheaders())
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Referrer-Policy"] == "no-referrer"

@@ -97,9 +97,7 @@ def test_what_the_reader_has_set_stays(page, tmp_path):
             page.wait_for_selector("body[data-ready]")
 
             def zoom(key):
-                return page.evaluate(
-                    f"trimtab.drawn.get(document.querySelector('figure[data-chart={key}]')).kept()"
-                )
+                return page.evaluate(f"trimtab.drawn.get(document.querySelector('figure[data-chart={key}]')).kept()")
 
             for key in ("loss", "signal"):
                 over = page.locator(f"figure[data-chart={key}] .u-over")

@@ -26,7 +26,9 @@ def train(steps):
         optimizer.step()
 """
 
-RUN = NET + """
+RUN = (
+    NET
+    + """
 import json, sys, time
 torch.set_num_threads(1)
 with trimtab.watch(model, optimizer, store=sys.argv[1], every=1, name="told"):
@@ -38,6 +40,7 @@ with trimtab.watch(model, optimizer, store=sys.argv[1], every=1, name="told"):
         print(json.dumps({"at": time.time()}), flush=True)
 print(json.dumps({"at": time.time()}), flush=True)
 """
+)
 
 
 class Run:

@@ -48,7 +48,9 @@ class Viewer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    request_queue_size = 64  # of connections that wait to be taken; the five of the standard library make a sixth wait for seconds
+    request_queue_size = (
+        64  # of connections that wait to be taken; the five of the standard library make a sixth wait for seconds
+    )
 
     def __init__(self, record: Path, host: str = "127.0.0.1", port: int = 0) -> None:
         self.follower = Follower(record)

@@ -16,7 +16,8 @@ from trimtab._messages import say
 from trimtab.errors import UsageError
 from trimtab.report.charts import SECTIONS, Chart, Charts, HeatMap, LineChart, Section
 from trimtab.report.diagnosis import Diagnosis
-from trimtab.report.html.packing import as_script, packed
+from trimtab.report.finding import Finding
+from trimtab.report.html.packing import as_script, is_named, packed
 from trimtab.report.html.pages import page_html
 from trimtab.report.outline import SEVERITY_NAMES, confidence, count, facts, fold, from_here, place
 from trimtab.report.pages import title
@@ -48,9 +49,9 @@ def render_html(diagnosis: Diagnosis, *, charts: Charts | None = None, prescript
         HTML. Its policy lets nothing run or load but what it brings along; text of the run's is never markup.
     """
     charts = diagnosis.charts if charts is None else charts
-    data = {"charts": [packed(chart) for chart in charts]}
     page = environment().get_template("page.html")
-    return page.render(**contents(diagnosis, charts, prescription), **shell(clean(diagnosis.run.name), data))
+    around = shell(clean(diagnosis.run.name), numbers(diagnosis, charts))
+    return page.render(**contents(diagnosis, charts, prescription), **around)
 
 
 def contents(diagnosis: Diagnosis, charts: Charts, prescription: Prescription | None = None) -> dict[str, Any]:
@@ -65,6 +66,7 @@ def contents(diagnosis: Diagnosis, charts: Charts, prescription: Prescription | 
         Its variables, without those of `shell`.
     """
     groups, notes = fold(diagnosis)
+    places = named(groups)
     return {
         "diagnosis": diagnosis,
         "groups": groups,
@@ -72,8 +74,28 @@ def contents(diagnosis: Diagnosis, charts: Charts, prescription: Prescription | 
         "prescription": prescription,
         "sections": sections(charts),
         "remarks": charts.notes,
+        "marked": {c.key for c in charts if isinstance(c, HeatMap) and any(is_named(row, places) for row in c.rows)},
         "rows": list(facts(diagnosis.run)),
     }
+
+
+def numbers(diagnosis: Diagnosis, charts: Charts) -> dict[str, Any]:
+    """What `assets/page.js` draws from.
+
+    Args:
+        diagnosis: As for `render_html`.
+        charts: As for `render_html`.
+
+    Returns:
+        "charts", with the rows that a main finding or what follows from it names marked.
+    """
+    places = named(fold(diagnosis)[0])
+    return {"charts": [packed(chart, places) for chart in charts]}
+
+
+def named(groups: Sequence[tuple[Finding, Sequence[Finding]]]) -> set[str]:
+    """The places that findings name."""
+    return {place for main, following in groups for found in (main, *following) for place in found.where}
 
 
 def write_page(page: str, path: str | Path) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 from trimtab._messages import say
 from trimtab.report.charts import Charts
 from trimtab.report.diagnosis import Diagnosis
-from trimtab.report.html.packing import packed
-from trimtab.report.html.page import SCRIPTS, contents, environment, shell
+from trimtab.report.html.page import SCRIPTS, contents, environment, numbers, shell
 from trimtab.report.words import clean
 
 SERVED = (*SCRIPTS, "live.js")
@@ -47,7 +46,7 @@ def served_page(diagnosis: Diagnosis, charts: Charts, live: Live) -> tuple[str, 
         "lost": say("The server does not answer: was `trimtab view` ended? What is shown is the last that it told."),
         "refused": say("Another `trimtab view` answers here now: open the address that it has printed."),
     }
-    data = {"charts": [packed(chart) for chart in charts], "live": asdict(live), "words": words}
+    data = {**numbers(diagnosis, charts), "live": asdict(live), "words": words}
     around = shell(clean(diagnosis.run.name), data, SERVED, "connect-src 'self'")
     page = environment().get_template("served.html")
     return page.render(live=live, **contents(diagnosis, charts), **around), around["policy"]
@@ -64,4 +63,4 @@ def served_changes(diagnosis: Diagnosis, charts: Charts) -> dict[str, Any]:
         "html", what `served_page` has in its header and main part, and "charts".
     """
     html = environment().get_template("page.html").render(layout="bare.html", **contents(diagnosis, charts))
-    return {"html": html, "charts": [packed(chart) for chart in charts]}
+    return {"html": html, **numbers(diagnosis, charts)}
