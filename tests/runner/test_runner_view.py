@@ -232,7 +232,7 @@ def test_an_address_that_was_asked_for_is_a_name_of_it(record):
 def test_a_place_that_is_none_is_refused_in_words(record, viewer):
     with pytest.raises(UsageError, match=f"cannot listen at port {viewer.server_port} of 127.0.0.1.*--port"):
         Viewer(record, port=viewer.server_port)
-    with pytest.raises(UsageError, match="cannot listen at port 0 of nowhere.invalid"):
+    with pytest.raises(UsageError, match=r"cannot listen at port 0 of nowhere\.invalid"):
         Viewer(record, host="nowhere.invalid")
 
 

@@ -5,8 +5,9 @@ import signal
 import time
 
 import pytest
-from browser import chromium, listen, needs_chromium
 from view_cases import running, serving, training
+
+from browser import chromium, listen, needs_chromium
 
 pytestmark = needs_chromium
 

@@ -24,7 +24,7 @@ REST = 5.0
 PATIENCE = 0.3
 """Seconds that one who asks for news waits for a look that is under way."""
 
-SOON, LATER = 500, 5000
+SOON, LATER = 500, 2000
 """Milliseconds until a page asks again: while the run goes on, and where it stands still."""
 
 NOTICED = 2.0
