@@ -1,5 +1,10 @@
 """`trimtab report`: the diagnosis of a record, or its charts as files."""
 
+import os
+import pty
+import subprocess
+import sys
+
 import pytest
 
 import trimtab
@@ -43,7 +48,7 @@ def test_forms_of_the_figures(shell, record):
 
 
 def test_the_report_is_that_of_diagnose(shell, record):
-    for options in ([], ["--format", "json"], ["--format", "sarif"]):
+    for options in (["--format", "text"], ["--format", "json"], ["--format", "sarif"]):
         reported, diagnosed = shell.trimtab("report", record, *options), shell.trimtab("diagnose", record, *options)
         assert (reported.status, reported.out) == (0, diagnosed.out)
     both = shell.trimtab("report", record, "--figures", "f", "--format", "json", "--output", "r.json")
@@ -57,6 +62,24 @@ def test_the_report_is_that_of_diagnose(shell, record):
     assert "--format json needs --output FILE" in one_line(
         shell.trimtab("report", record, "--figures", "f", "--format", "json")
     )
+
+
+def test_the_page_goes_where_one_looks_for_it(shell, record):
+    piped = shell.trimtab("report", record)
+    assert piped.status == 0
+    assert piped.out.startswith("<!doctype html>")
+    assert 'data-chart="signal"' in piped.out
+    named = shell.trimtab("report", record, "--output", "page.html")
+    assert (named.status, named.out) == (0, "")
+    assert (shell.folder / "page.html").read_text() == piped.out
+    ours, theirs = pty.openpty()
+    try:
+        subprocess.run([sys.executable, "-m", "trimtab", "report", record], cwd=shell.folder, stdout=theirs, check=True)
+        assert os.read(ours, 4096).decode().split() == [(shell.folder / "run.html").as_uri()]
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert (shell.folder / "run.html").read_text() == piped.out
 
 
 def test_findings_count_when_asked(shell, net):

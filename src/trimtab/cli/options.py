@@ -11,11 +11,12 @@ FORMATS = ("text", "json", "sarif", "html")
 SEVERITIES = ("error", "warning")
 
 
-def report_options(default_fail_on: str | None) -> Callable[[F], F]:
+def report_options(default_fail_on: str | None, form: str = "text") -> Callable[[F], F]:
     """`--format`, `--output`, `--fail-on`, `--ignore`.
 
     Args:
         default_fail_on: Default of `--fail-on`; None for no exit status of its own.
+        form: Default of `--format`.
 
     Returns:
         A decorator.
@@ -41,8 +42,8 @@ def report_options(default_fail_on: str | None) -> Callable[[F], F]:
                 "--format",
                 "form",
                 type=click.Choice(FORMATS),
-                default="text",
-                help="Form of the report. [default: text]",
+                default=form,
+                help=f"Form of the report. [default: {form}]",
             ),
         ):
             command = option(command)

@@ -1,10 +1,12 @@
-"""`trimtab report`."""
+"""`trimtab report`: a record as a page, or its charts as figures."""
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from trimtab.cli.options import report_options
 from trimtab.cli.shown import showing_the_users_errors
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog="\b\nExamples:\n  trimtab report .trimtab/train-20260101-120000.db\n"
+    "  trimtab report .trimtab/train-20260101-120000.db --output page.html\n"
     "  trimtab report .trimtab/train-20260101-120000.db --figures figures\n"
     "  trimtab report .trimtab/train-20260101-120000.db --figures figures --figure-format pdf\n"
     "  trimtab report run.db --figures figures --format html --output page.html\n\n"
@@ -29,17 +32,19 @@ if TYPE_CHECKING:
     type=click.Choice(("png", "svg", "pdf")),
     help="Form of the figures; may be given several times. [default: png and svg]",
 )
-@report_options(None)
+@report_options(None, "html")
 def report(record: str, figures: str | None, figure_formats: tuple[str, ...], **options: Any) -> Callable[[], int]:
-    """Show what a RECORD holds, also while it is written: its diagnosis, or its charts as figures.
+    """Show what a RECORD holds, also while it is written: a page with its diagnosis and every chart, or the charts as figures.
 
-    With --figures, standard output names the files, and the report is written where --output says.
+    In a terminal the page goes to a file named after the record, which is said; into a pipe or a file it goes as it is. With --figures,
+    standard output names the files, and the report is written where --output says.
 
     Exit status: 0, with --fail-on 1 a finding at that level, 2 bad input.
     """
     if figure_formats and figures is None:
         raise click.UsageError("--figure-format needs --figures DIR, which says where the figures go.")
-    if figures is not None and options["form"] != "text" and options["output"] is None:
+    given = click.get_current_context().get_parameter_source("form") is ParameterSource.COMMANDLINE
+    if figures is not None and given and options["output"] is None:
         raise click.UsageError(
             f"--format {options['form']} needs --output FILE beside --figures: standard output names the figures."
         )
@@ -58,10 +63,15 @@ def report(record: str, figures: str | None, figure_formats: tuple[str, ...], **
             if options["output"] is None and options["fail_on"] is None:
                 return 0
         found = diagnose(opened, ignore=options["ignore"])
-        if figures is None or options["output"] is not None:
+        output = options["output"]
+        if figures is None and output is None and options["form"] == "html" and sys.stdout.isatty():
+            output = f"{Path(record).stem}.html"
+        if figures is None or output is not None:
             from trimtab.runner.output import write_report
 
-            write_report(found, options["form"], options["output"], sys.stdout)
+            write_report(found, options["form"], output, sys.stdout)
+        if output is not None and options["output"] is None:
+            print(Path(output).absolute().as_uri())
         return 1 if options["fail_on"] and found.at_least(options["fail_on"]) else 0
 
     return showing_the_users_errors(action)
