@@ -126,5 +126,7 @@ def test_losses_of_slow_steps_do_not_wait_for_fifty_of_them(monkeypatch, late, w
             optimizer.zero_grad()
             net(torch.randn(8, 5)).square().mean().backward()
             optimizer.step()
-        assert len(record_of(recorder).loss_steps) == written  # the first ten are recorded in full; the last has not ended
+        assert (
+            len(record_of(recorder).loss_steps) == written
+        )  # the first ten are recorded in full; the last has not ended
     assert len(record_of(recorder).loss_steps) == 30

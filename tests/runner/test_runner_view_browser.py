@@ -5,6 +5,7 @@ import signal
 import time
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from view_cases import running, serving, training
 
 from browser import chromium, listen, needs_chromium
@@ -181,4 +182,5 @@ def test_names_of_a_hostile_model_stay_text_when_they_come_later(page, tmp_path)
         assert "<img src=x onerror=alert(1)>" in page.locator("figure[data-chart=signal-by-depth]").text_content()
         assert page.inner_text("header .run") == "<b>run</b>"
         assert page.locator("main img, main script").count() == 0
+        assert [(found["id"], found["impact"]) for found in Axe().run(page).response["violations"]] == []
         assert page.heard.said == []

@@ -18,7 +18,7 @@ from trimtab._messages import say
     epilog="\b\nExamples:\n  trimtab run train.py              # names its record: .trimtab/train-20260101-120000.db\n"
     "  trimtab view .trimtab/train-20260101-120000.db     # in a second terminal\n\n"
     "\b\nOn another machine, over ssh:\n  there: trimtab view --port 8123 .trimtab/train-20260101-120000.db\n"
-    "  here:  ssh -L 8123:127.0.0.1:8123 THERE            # then open the address that was printed there",
+    "  here:  ssh -L 8123:127.0.0.1:8123 THERE      # then open the address printed there",
 )
 @click.argument("record", metavar="RECORD", type=click.Path(path_type=Path))
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to serve at. [default: any free one]")
