@@ -134,10 +134,18 @@ class Shell:
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 
+    def on_terminal(self, terminal, *arguments, env=None):
+        """The exit status of a command whose output goes to the terminal of this name."""
+        return self._launched(arguments, False, env, terminal, terminal)
+
     def _forked(self, arguments, plain, env):
         self.count += 1
         out, err = (self.folder / f".{name}-{self.count}" for name in ("out", "err"))
-        status = self.launcher({
+        status = self._launched(arguments, plain, env, out, err)
+        return Ended(status, out.read_bytes().decode(errors="replace"), err.read_bytes().decode(errors="replace"))
+
+    def _launched(self, arguments, plain, env, out, err):
+        return self.launcher({
             "arguments": [str(a) for a in arguments],
             "plain": plain,
             "folder": str(self.folder),
@@ -146,7 +154,6 @@ class Shell:
             "stdout": str(out),
             "stderr": str(err),
         })
-        return Ended(status, out.read_bytes().decode(errors="replace"), err.read_bytes().decode(errors="replace"))
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trimtab import propagation as propagation
     from trimtab._setup import Setup as Setup
     from trimtab.diagnosis.check import check as check
+    from trimtab.diagnosis.compare import compare as compare
     from trimtab.diagnosis.diagnose import diagnose as diagnose
     from trimtab.errors import NormalizationError as NormalizationError
     from trimtab.errors import RecordError as RecordError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from trimtab.prediction.predict import predict as predict
     from trimtab.recording import Record as Record
     from trimtab.repairs.repair import repair as repair
+    from trimtab.report import Comparison as Comparison
     from trimtab.report import Diagnosis as Diagnosis
     from trimtab.report import Evidence as Evidence
     from trimtab.report import Finding as Finding
@@ -41,6 +43,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Setup": "trimtab._setup",
     "check": "trimtab.diagnosis",
+    "compare": "trimtab.diagnosis",
     "diagnose": "trimtab.diagnosis",
     "NormalizationError": "trimtab.errors",
     "RecordError": "trimtab.errors",
@@ -52,6 +55,7 @@ _HOMES = {
     "UsageError": "trimtab.errors",
     "Standardizer": "trimtab.norms",
     "Record": "trimtab.recording",
+    "Comparison": "trimtab.report",
     "Diagnosis": "trimtab.report",
     "Evidence": "trimtab.report",
     "Finding": "trimtab.report",

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import click
 
 from trimtab import __version__
+from trimtab.cli.compare import compare
 from trimtab.cli.demo import demo
 from trimtab.cli.diagnose import check, diagnose
 from trimtab.cli.explain import explain
@@ -31,7 +32,7 @@ def commands() -> None:
     """Learn why a PyTorch network won't train: the root cause, the layer, the number, the repair."""
 
 
-for command in (demo, run, check, diagnose, report, view, repair, predict, probe, explain):
+for command in (demo, run, check, diagnose, report, view, compare, repair, predict, probe, explain):
     commands.add_command(command)
 
 

@@ -11,7 +11,7 @@ from trimtab.cli.options import SEVERITIES, report_options
 
 @click.command(
     context_settings={"allow_interspersed_args": False},
-    epilog="\b\nExamples:\n  trimtab run train.py --epochs 3\n  trimtab run --stop-after 200 -m project.train --lr 0.1\n"
+    epilog="\b\nExamples:\n  trimtab run train.py --epochs 3\n  trimtab run --live --every 10 train.py\n  trimtab run --stop-after 200 -m project.train --lr 0.1\n"
     "  trimtab run --format sarif --output report.sarif --fail-on error train.py",
 )
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as for `python -m`.")
@@ -52,7 +52,12 @@ from trimtab.cli.options import SEVERITIES, report_options
     "--diagnose-every",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Recorded steps from look to look, for --stop-on. [default: as many looks as 1 % of the time pays for]",
+    help="Recorded steps from look to look, for --stop-on and --live. [default: as many looks as 1 % of the time pays for, with --live half of it]",
+)
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Show the run at the bottom of the terminal while SCRIPT trains: loss, flow through the layers, findings.",
 )
 @report_options(None)
 @click.argument("script")
@@ -69,8 +74,8 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> Callable[[],
         raise click.UsageError("--resume names the record itself: leave --store and --no-store out")
     if options["resume_at"] is not None and options["resume"] is None:
         raise click.UsageError("--resume-at says where in a record to go on: name it with --resume")
-    if options["diagnose_every"] is not None and options["stop_on"] is None:
-        raise click.UsageError("--diagnose-every says how often --stop-on looks: name what to stop on")
+    if options["diagnose_every"] is not None and options["stop_on"] is None and not options["live"]:
+        raise click.UsageError("--diagnose-every says how often --stop-on and --live look: give one of them as well")
     if options["budget"] and not options["budget"] >= 1:
         raise click.UsageError("--budget must be at least 1 megabyte, or 0 for no bound")
 
@@ -89,6 +94,7 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> Callable[[],
                 stop_after=options["stop_after"],
                 stop_on=options["stop_on"],
                 diagnose_every=options["diagnose_every"],
+                live=options["live"],
                 format=options["form"],
                 output=options["output"],
                 fail_on=options["fail_on"],

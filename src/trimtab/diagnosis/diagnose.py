@@ -187,9 +187,9 @@ def facts_of(record: Record, view: View) -> RunFacts:
     """The run in a few words and numbers."""
     active = view.active
     models = tuple(
-        f"{record.models[i].get('label', '')} ({record.models[i]['class']}, {_size(record.models[i]):,} parameters)"
+        f"{record.models[i].get('label', '')} ({record.models[i]['class']}, {size_of(record.models[i]):,} parameters)"
         if record.models[i].get("label") not in ("", record.models[i]["class"])
-        else f"{record.models[i]['class']}, {_size(record.models[i]):,} parameters"
+        else f"{record.models[i]['class']}, {size_of(record.models[i]):,} parameters"
         for i in active
     )
     optimizers = tuple(_optimizer(facts) for facts in record.optimizers)
@@ -213,7 +213,8 @@ def facts_of(record: Record, view: View) -> RunFacts:
     )
 
 
-def _size(model: dict[str, Any]) -> int:
+def size_of(model: dict[str, Any]) -> int:
+    """Numbers in the parameters of a model."""
     return sum(int(np.prod(facts["shape"])) if facts["shape"] else 1 for facts in model["parameters"].values())
 
 

@@ -146,12 +146,12 @@ def _of_model(record: Record, model: int, facts: dict[str, Any]) -> list[Layer]:
     links = links_of(record, model)
     modules = facts["modules"]
     order = {name: i for i, name in enumerate(links)}
-    names = [name for name in links if _weight(modules.get(name), name, facts)]
-    names += [name for name in modules if name not in links and _weight(modules[name], name, facts)]
+    names = [name for name in links if weight_of(modules.get(name), name, facts)]
+    names += [name for name in modules if name not in links and weight_of(modules[name], name, facts)]
     weighted = set(names)
     found = []
     for name in names:
-        weight = _weight(modules[name], name, facts)
+        weight = weight_of(modules[name], name, facts)
         prefix = f"{name}." if name else ""
         bias = next((prefix + b for b in modules[name]["parameters"] if b.startswith("bias")), "")
         parameter = facts["parameters"][weight]
@@ -186,8 +186,17 @@ def _series(record: Record, model: int, name: str, kind: Any) -> Series:
     return EMPTY if site is None else record.series(site)
 
 
-def _weight(module: dict[str, Any] | None, name: str, facts: dict[str, Any]) -> str:
-    """The name of a module's matrix of weights, "" when it has none or is a norm or an embedding."""
+def weight_of(module: dict[str, Any] | None, name: str, facts: dict[str, Any]) -> str:
+    """The name of a module's matrix of weights.
+
+    Args:
+        module: Facts of the module, None where there are none.
+        name: Its name.
+        facts: Facts of its model.
+
+    Returns:
+        "" when it has none or is a norm or an embedding.
+    """
     if module is None or is_norm(module["class"]) or module["class"] in EMBEDDINGS:
         return ""
     for own in module["parameters"]:

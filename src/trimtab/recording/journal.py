@@ -28,7 +28,11 @@ LATE = 1.0
 
 
 class Journal:
-    """Writes windows to a store, with what has gathered since the last one."""
+    """Writes windows to a store, with what has gathered since the last one.
+
+    Attributes:
+        last: Losses and learning rate of the last step that was kept.
+    """
 
     def __init__(self, store: Store, sites: SiteTable, tape: Tape) -> None:
         self._store = store
@@ -38,6 +42,7 @@ class Journal:
         self._losses: list[tuple[int, list[float | Tensor], float | Tensor | None, int]] = []
         self._logs: list[tuple[int, str, float | Tensor]] = []
         self._ranks: Ranks[dict[str, Any]] | None = None
+        self.last: tuple[list[float | Tensor], float | Tensor | None] = ([], None)
 
     def restart_clock(self) -> None:
         """The run begins now."""
@@ -54,7 +59,8 @@ class Journal:
 
     def step_ended(self, window: Window) -> None:
         """Keep loss and learning rate of a step; what lies on a device stays there until it is written."""
-        self._losses.append((window.step, window.losses, window.rate(), window.optimizers))
+        self.last = window.losses, window.rate()
+        self._losses.append((window.step, *self.last, window.optimizers))
         if not window.recording:
             self.catch_up()
             if len(self._losses) >= WAITING or self._is_late():

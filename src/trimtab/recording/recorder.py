@@ -30,7 +30,7 @@ from trimtab.recording.clearing import Clearing
 from trimtab.recording.closeup import CloseUp
 from trimtab.recording.fed import Fed
 from trimtab.recording.graph import loss_facts, loss_scale
-from trimtab.recording.journal import Journal
+from trimtab.recording.journal import Journal, numbers
 from trimtab.recording.listening import Ear, let_go, take_hooks_off
 from trimtab.recording.parameters import ParameterReader
 from trimtab.recording.passenger import Boarding, Seat
@@ -96,6 +96,7 @@ class Recorder:
         step: Number of the open step.
         on_step: Called once with the number of each finished step; may raise to end the run. Right after the optimizer's step
             where it is known to be the last of them, else when the next step begins.
+        on_fault: Called when a fault of trimtab's own ends the watch.
         spent: Seconds spent inside trimtab's own hooks so far.
         fault: What went wrong inside a hook, if anything did; nothing is watched from then on.
     """
@@ -108,6 +109,7 @@ class Recorder:
         self.name = name
         self.roster = Roster()
         self.on_step: Callable[[int], None] | None = None
+        self.on_fault: Callable[[], None] | None = None
         self.fault: Exception | None = None
         self.spent = store.past.spent
         self._sites = SiteTable(store.past.sites)
@@ -161,6 +163,16 @@ class Recorder:
     def seconds(self) -> float:
         """Seconds since the run began."""
         return self._journal.seconds
+
+    def newest(self) -> tuple[float | None, float | None]:
+        """Loss and learning rate of the step that has ended last, for who shows a run that goes on; a device that has them is waited for.
+
+        Returns:
+            None where none was seen. In a distributed run they are this rank's own.
+        """
+        window = self._window
+        losses, rate = (window.losses, window.rate()) if window.optimizers else self._journal.last
+        return sum(numbers(losses)) if losses else None, None if rate is None else numbers([rate])[0]
 
     def start(self) -> "Recorder":
         """Begin to listen."""
@@ -242,6 +254,8 @@ class Recorder:
             self._remove_hooks()  # but those on optimizers, which may be running them just now
             what = f"{type(error).__name__}: {error}"
             self._note({"fault": what})
+            if self.on_fault is not None:
+                self.on_fault()
             try:
                 warnings.warn(f"trimtab stopped watching: {what}", RuntimeWarning, stacklevel=2)
             except RuntimeWarning as warning:  # the user's program makes errors of warnings

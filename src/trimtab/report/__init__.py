@@ -1,5 +1,6 @@
 """What a diagnosis is made of, and its renderings."""
 
+from trimtab.report.comparison import Comparison
 from trimtab.report.diagnosis import Diagnosis, RunFacts
 from trimtab.report.finding import SEVERITIES, Evidence, Finding, Location, Repair, Severity
 from trimtab.report.formats import FORMATS, render
@@ -10,6 +11,7 @@ from trimtab.report.prescription import Prescription, Trial
 __all__ = [
     "FORMATS",
     "SEVERITIES",
+    "Comparison",
     "Diagnosis",
     "Evidence",
     "Finding",

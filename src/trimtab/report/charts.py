@@ -24,6 +24,15 @@ Look: TypeAlias = Literal["line", "points", "limit"]
 
 Numbers: TypeAlias = NDArray[np.float64]
 
+WIDE = 20.0
+"""Largest over smallest number from which on an axis is logarithmic."""
+
+
+def is_wide(y: Numbers) -> bool:
+    """Whether numbers are all positive and of so many sizes that a logarithmic axis shows them better."""
+    seen = y[np.isfinite(y)]
+    return bool(len(seen) > 1 and seen.min() > 0 and seen.max() / seen.min() > WIDE)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
@@ -133,6 +142,10 @@ class Charts:
 
     def __contains__(self, key: object) -> bool:
         return any(chart.key == key for chart in self.charts)
+
+    def get(self, key: str) -> Chart | None:
+        """The chart of a key, None where there is none."""
+        return self[key] if key in self else None  # noqa: SIM401
 
     def of(self, section: Section) -> tuple[Chart, ...]:
         """The charts of a section."""

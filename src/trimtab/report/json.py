@@ -35,5 +35,17 @@ def render_json(diagnosis: Diagnosis) -> str:
         An object with `schema`, `trimtab` (the version), `healthy`, `run` and `findings`; non-finite numbers are the
         strings "nan", "inf" and "-inf".
     """
-    document = {"schema": SCHEMA, "trimtab": trimtab.__version__, **strict(diagnosis.to_dict())}
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    return document(diagnosis.to_dict())
+
+
+def document(data: dict[str, Any]) -> str:
+    """Plain data as a document of strict JSON that says which schema and which trimtab it is of.
+
+    Args:
+        data: What it tells.
+
+    Returns:
+        An object with `schema` and `trimtab` before the rest.
+    """
+    whole = {"schema": SCHEMA, "trimtab": trimtab.__version__, **strict(data)}
+    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)

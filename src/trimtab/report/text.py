@@ -1,11 +1,9 @@
 """A diagnosis as text for a terminal or a log file: words carry the meaning, colours only help."""
 
 from collections.abc import Iterator, Sequence
-from io import StringIO
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
-from rich.padding import Padding
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -14,9 +12,9 @@ from trimtab.report.diagnosis import Diagnosis, RunFacts
 from trimtab.report.finding import Evidence, Finding, Repair
 from trimtab.report.outline import SEVERITY_NAMES, confidence, count, facts, fold, from_here, place
 from trimtab.report.pages import codes, title
+from trimtab.report.terminal import COLOURS, Parts, printed
 from trimtab.report.words import clean, expectation, in_words, measurement, quantity
 
-_COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 _MOST = {"evidence": 5, "symptoms": 6, "repairs": 3, "notes": 6, "facts": 4, "roots": 9}
 
 
@@ -32,37 +30,11 @@ def render_text(diagnosis: Diagnosis, *, color: bool = False, width: int = 80, u
     Returns:
         The report, ending in one line end.
     """
-    out = StringIO()
-    console = Console(
-        file=out,
-        width=max(width, 40),
-        height=25,
-        color_system="standard" if color else None,
-        force_terminal=color,
-        force_jupyter=False,
-        force_interactive=False,
-        no_color=not color,
-        legacy_windows=False,
-        markup=False,
-        emoji=False,
-        highlight=False,
-        safe_box=True,
-    )
-    writer = _Writer(console.width, unicode)
-    for part in writer.report(diagnosis):
-        console.print(part, overflow="fold")
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
+    return printed(_Writer(width, unicode).report(diagnosis), width, color)
 
 
-class _Writer:
-    """Builds the parts of the report for one width and one set of characters."""
-
-    def __init__(self, width: int, unicode: bool) -> None:
-        self.width = width
-        self.unicode = unicode
-
-    def text(self, text: str, style: str = "") -> Text:
-        return Text(clean(text, unicode=self.unicode), style=style, overflow="fold")
+class _Writer(Parts):
+    """Builds the parts of the report."""
 
     def report(self, diagnosis: Diagnosis) -> Iterator[RenderableType]:
         groups, notes = fold(diagnosis)
@@ -93,34 +65,11 @@ class _Writer:
         yield from self.run(diagnosis.run)
 
     def header(self, run: str, groups: Sequence[tuple[Finding, list[Finding]]], notes: Sequence[Finding]) -> Text:
-        name = clean(run, unicode=self.unicode)
         found: list[str] = [main.severity for main, _ in groups]
         found += ["consequence" for _, following in groups for _ in following]
         found += ["note" for _ in notes]
         counts = [count(n, what) for what in ("error", "warning", "consequence", "note") if (n := found.count(what))]
-        right = ", ".join(counts) or say("nothing found")
-        room = self.width - cell_len(right) - len("trimtab ") - 6
-        left = Text().append("trimtab", "bold")
-        if name:
-            left.append(" ").append(self.cut(Text(name, "bold"), room))
-        dash = "─" if self.unicode else "-"
-        fill = max(self.width - left.cell_len - cell_len(right) - 2, 3)
-        return left.append(f" {dash * fill} ", "dim").append(right)
-
-    def rule(self, name: str) -> Text:
-        dash = "─" if self.unicode else "-"
-        label = self.cut(self.text(name, "bold"), self.width - 8)
-        line = Text().append(dash * 2 + " ", "dim").append(label)
-        return line.append(" " + dash * (self.width - line.cell_len - 1), "dim")
-
-    def cut(self, text: Text, most: int) -> Text:
-        """Return the text on one line of at most `most` columns."""
-        if text.cell_len <= most:
-            return text
-        dots = "…" if self.unicode else "..."
-        text.truncate(max(most - cell_len(dots), 0), overflow="crop")
-        text.rstrip()
-        return text.append(dots)
+        return self.head(run, ", ".join(counts) or say("nothing found"))
 
     def calm(self, run: RunFacts) -> Text:
         mark = Text().append("✓ " if self.unicode else "OK ", "bold green")
@@ -135,7 +84,7 @@ class _Writer:
         verdict = Table.grid(padding=(0, 2, 0, 0))
         verdict.add_column(no_wrap=True)
         verdict.add_column(overflow="fold")
-        verdict.add_row(self.text(severity, _COLOURS[finding.severity]), self.text(head, "bold"))
+        verdict.add_row(self.text(severity, COLOURS[finding.severity]), self.text(head, "bold"))
         where = self.code(finding)
         if at:
             where.append(" ").append(self.text(at, "bold"))
@@ -152,9 +101,6 @@ class _Writer:
             yield ""
             yield from self.repairs(finding.repairs)
 
-    def code(self, finding: Finding) -> Text:
-        return Text(overflow="fold").append(self.text(finding.code, _COLOURS[finding.severity].removeprefix("bold ")))
-
     def named(self, finding: Finding, remark: str = "") -> Text:
         """Return code, place and summary in a row."""
         rest = " ".join(part for part in (remark, place(finding.where)) if part)
@@ -169,9 +115,6 @@ class _Writer:
             yield self.cut(Text(f"  {i}  ").append(self.named(main, confidence(main))), self.width)
         if len(mains) > _MOST["roots"]:
             yield self.text(say("and {n} more", n=len(mains) - _MOST["roots"]), "dim")
-
-    def indented(self, part: RenderableType, by: int = 2) -> Padding:
-        return Padding(part, (0, 0, 0, by))
 
     def evidence(self, evidence: Sequence[Evidence]) -> Table:
         shown = evidence[: _MOST["evidence"]]

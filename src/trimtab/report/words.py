@@ -65,7 +65,8 @@ def number(value: float | str) -> str:
     return scientific
 
 
-def _short(value: float | str) -> str:
+def short(value: float | str) -> str:
+    """Return the number as `number` does, without zeros that tell nothing: "0.05"."""
     text = number(value)
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text and not isinstance(value, str) else text
 
@@ -90,10 +91,10 @@ def expectation(evidence: Evidence) -> str:
     """Return what was expected, with its tolerance; "" where nothing was."""
     if evidence.expected is None:
         return ""
-    expected = _short(evidence.expected)
+    expected = short(evidence.expected)
     if isinstance(evidence.expected, str) or not math.isfinite(evidence.expected) or evidence.tolerance is None:
         return _with_unit(expected, evidence.expected, evidence.unit)
-    tolerance = _short(evidence.tolerance)
+    tolerance = short(evidence.tolerance)
     if evidence.unit == "x":
         return say("×{expected} (within ×{tolerance})", expected=expected, tolerance=tolerance)
     return f"{expected} ± {tolerance} {evidence.unit}".rstrip()

@@ -46,9 +46,10 @@ class Live:
     Args:
         recorder: The run's recorder.
         tell: Called with each new finding; what it raises ends the run.
-        every: Recorded steps from look to look; None for as many looks as one percent of the run's time pays for.
+        every: Recorded steps from look to look; None for as many looks as `share` pays for.
         severity: "error" or "warning": what is told.
         ignore: As for `trimtab.diagnose`.
+        share: Share of the run's time that looks may take where `every` does not say how often to look.
 
     Raises:
         ValueError: `every` is not a whole number of at least 1.
@@ -62,6 +63,7 @@ class Live:
         every: int | None = None,
         severity: str = "warning",
         ignore: Sequence[str] = (),
+        share: float = SHARE,
     ) -> None:
         check_every(every)
         self.recorder = recorder
@@ -71,6 +73,7 @@ class Live:
         self._every = every
         self._severity = severity
         self._ignore = ignore
+        self._share = share
         self._recorded = 0
         self._last = 0.0
         self._looked = 0
@@ -108,7 +111,7 @@ class Live:
             return False
         grown = self._recorded / self._looked if self._looked else 1.0
         expected = self._last * grown if self.looks else GUESS
-        return self.spent + expected <= SHARE * self.recorder.seconds
+        return self.spent + expected <= self._share * self.recorder.seconds
 
     def _look(self) -> Diagnosis | None:
         """Diagnose the record so far; None where that failed, and then for good."""

@@ -19,9 +19,11 @@ from trimtab.diagnosis import check_ignored, diagnose
 from trimtab.errors import RecordError, TrimtabError, UsageError
 from trimtab.prediction.riding import Ride
 from trimtab.recording import BUDGET, Record, Recorder, Schedule, Store, bytes_of
-from trimtab.report import Diagnosis, Finding
+from trimtab.report import Diagnosis
+from trimtab.runner.between import Between
 from trimtab.runner.discovery import Discovery, is_users
-from trimtab.runner.live import Halt, Live, reason, telling
+from trimtab.runner.display import Display, display
+from trimtab.runner.live import telling
 from trimtab.runner.output import write_report
 from trimtab.runner.script import Script, comes_from, show_only_user_frames_of_threads
 from trimtab.runner.signals import interrupts_wait
@@ -44,6 +46,7 @@ class RunOptions:
         stop_after: End the run after so many training steps, those before it was resumed not counted; None to let it end by itself.
         stop_on: Diagnose while it trains, and end it at the first finding of this severity or a graver one; None for no looks.
         diagnose_every: As for `trimtab.watch`.
+        live: Show the run on standard error while it goes on.
         format: "text", "json", "sarif" or "html".
         output: File for the report, "-" for standard output, None for standard error.
         fail_on: Exit with 1 at a finding of this severity, and where the diagnosis failed, if the script itself ended
@@ -59,6 +62,7 @@ class RunOptions:
     stop_after: int | None = None
     stop_on: str | None = None
     diagnose_every: int | None = None
+    live: bool = False
     format: str = "text"
     output: str | None = None
     fail_on: str | None = None
@@ -135,8 +139,8 @@ class ScriptRun:
         self.first = _distributed.rank() == 0  # of the ranks of a distributed run, which speaks for all of them
         self.folder = Path.cwd()
         self.asked = 0
-        self.stop: str | None = None
-        self.stopped_for: Finding | None = None
+        self.between: Between | None = None
+        self.shown: Display | None = None
 
     def run(self) -> int | BaseException:
         """Run the script to its end and report.
@@ -179,12 +183,13 @@ class ScriptRun:
         if os.getpid() != self.pid:  # a child that the script forked and that came to the end of it
             return raised or 0
         if raised is not None and comes_from(raised, _Refused):
+            self._clear()
             discovery.close()
             recorder.close()
             store.close()
             return 2
         if self.asked and (raised is None or comes_from(raised, _Enough)):
-            raised, how = None, self.stop or how
+            raised, how = None, (self.between.stop if self.between else None) or how
         status = self._end(discovery, how, output)
         if raised is not None and not (isinstance(raised, SystemExit) and raised.code in (None, 0)):
             return raised
@@ -210,41 +215,31 @@ class ScriptRun:
         return str(path)
 
     def _steps(self, recorder: Recorder, end: Callable[[str], int]) -> Callable[[int], None]:
-        """What is done when a step has ended: look whether the run is to go on."""
+        """What is done when a step has ended."""
         options = self.options
-        last = None if options.stop_after is None else recorder.step + options.stop_after
-        live = None
-        halt = Halt(recorder)
-        if options.stop_on is not None and self.first:
-            live = Live(
-                recorder,
-                self._stop_for,
-                every=options.diagnose_every,
-                severity=options.stop_on,
-                ignore=options.ignore,
-            )
+        if options.live and self.first:
+            self.shown = display(recorder, self.errors, self._say)
+            recorder.on_fault = self.shown.close
+        between = self.between = Between(
+            recorder,
+            self.shown,
+            stop_after=options.stop_after,
+            stop_on=options.stop_on,
+            every=options.diagnose_every,
+            ignore=options.ignore,
+        )
 
         def ended(step: int) -> None:
-            if live is not None and self.stop is None:
-                live.step_ended(step)
-                if self.stopped_for is not None:
-                    halt.call(step, reason(self.stopped_for, step))
-            if options.stop_on is not None and self.stop is None:
-                self.stop = halt.due(step)
-            if self.stop is None and last is not None and step + 1 >= last:
-                self.stop = say("stopped after {steps} steps", steps=options.stop_after)
-            if self.stop is not None:
-                self._stop(end)
+            between.step_ended(step)
+            if between.stop is not None:
+                self._stop(end, between.stop)
 
         return ended
 
-    def _stop_for(self, finding: Finding) -> None:
-        self.stopped_for = self.stopped_for or finding
-
-    def _stop(self, end: Callable[[str], int]) -> None:
+    def _stop(self, end: Callable[[str], int], why: str) -> None:
         self.asked += 1
         if self.asked > PERSISTENT:
-            status = end(self.stop or "")
+            status = end(why)
             for stream in (sys.stdout, sys.stderr, self.out):
                 with contextlib.suppress(OSError, ValueError, AttributeError):
                     stream.flush()
@@ -264,22 +259,29 @@ class ScriptRun:
         """Finish the record and report; the exit status of a script that ended with 0."""
         recorder = discovery.recorder
         diagnosis = None
+        stopped_for = None if self.between is None else self.between.stopped_for
         try:
             with interrupts_wait():  # a second Ctrl-C must not leave the record open
+                self._clear()
                 discovery.close()
                 recorder.close(how)
                 recorder.store.close()  # all of it is in one file now
             if not self.first:
                 return 0
-            if self.stopped_for is not None:
-                self._say(say("trimtab: {reason}", reason=self.stop))
+            if stopped_for is not None:
+                self._say(say("trimtab: {reason}", reason=how))
             diagnosis = self._report(recorder, output)
         except KeyboardInterrupt:
             self._say(say("trimtab: interrupted; `trimtab diagnose RECORD` reads the record later"))
         fail_on = self.options.fail_on
         # A diagnosis that failed says nothing for the run: who asks to be stopped by an error must not read it as healthy.
         failed = fail_on and (diagnosis is None or diagnosis.at_least(fail_on))
-        return 1 if failed or self.stopped_for is not None else 0
+        return 1 if failed or stopped_for is not None else 0
+
+    def _clear(self) -> None:
+        """Take what was shown of the run off the terminal."""
+        if self.shown is not None:
+            self.shown.close()
 
     def _announce(self, recorder: Recorder, store: Store) -> None:
         if not self.first:

@@ -10,10 +10,7 @@ from trimtab._messages import say
 from trimtab.diagnosis.charting.thinned import points
 from trimtab.diagnosis.view import View
 from trimtab.recording import Kind
-from trimtab.report.charts import Chart, Curve, LineChart
-
-WIDE = 20.0
-"""Largest over smallest number from which on an axis is logarithmic."""
+from trimtab.report.charts import Chart, Curve, LineChart, is_wide
 
 LOGGED = 12
 """Series of the user's that are drawn, at most."""
@@ -38,11 +35,6 @@ def course(view: View) -> tuple[list[Chart], list[str]]:
     return list(charts), notes
 
 
-def _is_wide(y: NDArray[np.float64]) -> bool:
-    seen = y[np.isfinite(y)]
-    return bool(len(seen) > 1 and seen.min() > 0 and seen.max() / seen.min() > WIDE)
-
-
 def _over_steps(
     key: str, title: str, steps: NDArray[np.int64], curves: Sequence[Curve], unit: str, caption: str
 ) -> LineChart:
@@ -54,7 +46,7 @@ def _over_steps(
         curves=tuple(curves),
         x_label=say("training step"),
         y_label=unit,
-        log=_is_wide(np.concatenate([curve.y for curve in curves])),
+        log=is_wide(np.concatenate([curve.y for curve in curves])),
         caption=caption,
     )
 

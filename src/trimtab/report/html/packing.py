@@ -26,12 +26,13 @@ MARK = "▸ "
 """In front of a row that a finding names."""
 
 
-def packed(chart: Chart, places: Collection[str] = ()) -> dict[str, Any]:
+def packed(chart: Chart, places: Collection[str] = (), colours: tuple[float, float] | None = None) -> dict[str, Any]:
     """A chart as plain data.
 
     Args:
         chart: What to draw.
         places: Modules and parameters that findings name: their rows of a heat map get a mark.
+        colours: Ends of the colour scale of a heat map, as `colour_range` gives them; its own by default.
 
     Returns:
         What `assets/page.js` draws from.
@@ -44,7 +45,7 @@ def packed(chart: Chart, places: Collection[str] = ()) -> dict[str, Any]:
         "log": chart.log,
     }
     if isinstance(chart, HeatMap):
-        return common | _heat(chart, places)
+        return common | _heat(chart, places, colours or colour_range([chart]))
     return common | {
         "x": _numbers(chart.x),
         "names": [clean(name) for name in chart.names],
@@ -75,8 +76,8 @@ def _number(value: float) -> float | int | None:
     return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.6g}")
 
 
-def _heat(chart: HeatMap, places: Collection[str]) -> dict[str, Any]:
-    low, high = colour_range([chart])
+def _heat(chart: HeatMap, places: Collection[str], colours: tuple[float, float]) -> dict[str, Any]:
+    low, high = colours
     codes = encoded(chart.values, low, high, chart.log)
     return {
         "columns": _numbers(chart.columns),

@@ -119,25 +119,33 @@ def sections(charts: Charts) -> list[tuple[Section, str, Sequence[Chart]]]:
     return [(name, HEADINGS[name](), charts.of(name)) for name in SECTIONS if charts.of(name)]
 
 
-def shell(name: str, data: dict[str, Any], scripts: Sequence[str] = SCRIPTS, more: str = "") -> dict[str, Any]:
+def shell(
+    name: str,
+    data: dict[str, Any],
+    more_styles: Sequence[str] = (),
+    more_scripts: Sequence[str] = (),
+    directives: str = "",
+) -> dict[str, Any]:
     """What every page needs: scripts, styles, a policy that allows just these, and the numbers.
 
     Args:
         name: The page's name.
         data: What the script draws from.
-        scripts: Files of the scripts, in the order in which they run.
-        more: Further directives of the policy.
+        more_styles: Style sheets of this kind of page, files of `assets/`.
+        more_scripts: Scripts of this kind of page, which run last.
+        directives: What its policy says besides.
 
     Returns:
         Variables of `assets/base.html`.
     """
-    code, styles = ([asset(file) for file in those] for those in (scripts, STYLES))
+    scripts = [asset(file) for file in (*SCRIPTS, *more_scripts)]
+    styles = [asset(file) for file in (*STYLES, *more_styles)]
     return {
         "name": name,
         "version": trimtab.__version__,
-        "scripts": [Markup(text) for text in code],
+        "scripts": [Markup(text) for text in scripts],
         "styles": [Markup(text) for text in styles],
-        "policy": policy(code, styles, more),
+        "policy": policy(scripts, styles, directives),
         "data": Markup(as_script(data)),
     }
 

@@ -6,10 +6,8 @@ from typing import Any
 from trimtab._messages import say
 from trimtab.report.charts import Charts
 from trimtab.report.diagnosis import Diagnosis
-from trimtab.report.html.page import SCRIPTS, contents, environment, numbers, shell
+from trimtab.report.html.page import contents, environment, numbers, shell
 from trimtab.report.words import clean
-
-SERVED = (*SCRIPTS, "live.js")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ def served_page(diagnosis: Diagnosis, charts: Charts, live: Live) -> tuple[str, 
         "refused": say("Another `trimtab view` answers here now: open the address that it has printed."),
     }
     data = {**numbers(diagnosis, charts), "live": asdict(live), "words": words}
-    around = shell(clean(diagnosis.run.name), data, SERVED, "connect-src 'self'")
+    around = shell(clean(diagnosis.run.name), data, more_scripts=("live.js",), directives="connect-src 'self'")
     page = environment().get_template("served.html")
     return page.render(live=live, **contents(diagnosis, charts), **around), around["policy"]
 

@@ -73,12 +73,28 @@
 
   // ---- line charts ----
 
+  function spread(chart) {
+    // In a chart of two runs, a curve has numbers at its own run's places: what lies between them is no gap.
+    for (const curve of chart.curves.filter((one) => one.at)) {
+      for (const part of ["y", "low", "high"].filter((name) => curve[name])) {
+        const wide = Array(chart.x.length).fill(undefined);
+        curve.at.forEach((place, i) => { wide[place] = curve[part][i]; });
+        curve[part] = wide;
+      }
+      delete curve.at;
+    }
+  }
+
+  // Two charts side by side begin and end at the same steps; a stretch that is looked at more closely is another matter.
+  const wideTo = (chart) => (u, low, high) => (low == null || (low === chart.x[0] && high === chart.x[chart.x.length - 1]) ? chart.xRange : [low, high]);
+
   function lines(chart, plot, width) {
+    spread(chart);
     const columns = [chart.x], bands = [];
     const named = chart.names.length > 0;
     const series = [{ label: named ? "layer" : "step", value: (u, x) => (x == null ? "–" : named ? chart.names[x - 1] : show(x)) }];
     const few = chart.x.length <= 60;
-    const limited = (y) => (chart.log ? y.map((v) => (v > 0 ? v : null)) : y);
+    const limited = (y) => (chart.log ? y.map((v) => (v > 0 || v === undefined ? v : null)) : y);
     let solid = 0;
     let hollow = false;
     chart.curves.forEach((curve) => {
@@ -115,8 +131,8 @@
       width,
       height: 260 + (rotated ? longest * 3.4 : 0),
       scales: {
-        x: { time: false, ...(named ? { auto: true, range: (u, low, high) => (low == null ? [0.5, 1.5] : low === 1 && high === chart.x.length ? [0.5, high + 0.5] : range(u, low, high)) } : only ? { range: only } : {}) },
-        y: { distr: chart.log ? 3 : 1, range: (u, low, high) => (chart.log ? logRange(low, high) : linearRange(low, high)) },
+        x: { time: false, ...(named ? { auto: true, range: (u, low, high) => (low == null ? [0.5, 1.5] : low === 1 && high === chart.x.length ? [0.5, high + 0.5] : range(u, low, high)) } : chart.xRange ? { range: wideTo(chart) } : only ? { range: only } : {}) },
+        y: { distr: chart.log ? 3 : 1, range: (u, low, high) => (chart.log ? logRange : linearRange)(...(chart.yRange || [low, high])) },
       },
       axes: [
         axis({
@@ -129,7 +145,7 @@
         }),
         axis({
           size: 58, gap: 4,
-          ...(chart.log ? { splits: (u, i, low, high) => powers(low, high, u.bbox ? u.bbox.height / devicePixelRatio : 200), filter: (u, marks) => marks } : {}),
+          ...(chart.log ? { incrs: [1e300], splits: (u, i, low, high) => powers(low, high, u.bbox ? u.bbox.height / devicePixelRatio : 200), filter: (u, marks) => marks } : {}),
           values: (u, marks) => marks.map(tick),
         }),
       ],
@@ -222,7 +238,7 @@
   function heat(chart, plot, width, codes, tell) {
     const n = chart.columns.length, rows = chart.rows.length;
     const wide = width > 520;
-    const most = wide ? 30 : 13, longest = Math.max(1, ...chart.rows.map((row) => shorten(row, most).length));
+    const most = wide ? 30 : 13, longest = Math.max(1, Math.min(chart.longest || 0, most), ...chart.rows.map((row) => shorten(row, most).length));
     const inner = clamp(rows * (rows > 60 ? 3 : 14), 70, 640);
     const side = 14 + longest * 6.6;
     const table = palette(), sheet = document.createElement("canvas");
