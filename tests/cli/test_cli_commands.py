@@ -9,7 +9,7 @@ import pytest
 
 from trimtab.report import codes
 
-COMMANDS = ("demo", "run", "check", "diagnose", "report", "compare", "predict", "probe", "explain")
+COMMANDS = ("demo", "run", "check", "diagnose", "report", "view", "compare", "predict", "probe", "explain")
 
 
 def one_line(ended, status=2):

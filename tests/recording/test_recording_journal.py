@@ -7,7 +7,7 @@ from recording_cases import Net, reading, record_of, watching
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trimtab.recording import Record, Store
+from trimtab.recording import Record, Store, journal
 from trimtab.recording.journal import Journal, numbers
 from trimtab.recording.sites import SiteTable
 from trimtab.recording.window import Window
@@ -114,3 +114,19 @@ def test_what_comes_from_a_sample_is_marked(monkeypatch):
         small(torch.randn(4, 5)).sum().backward()
         optimizer.step()
     assert record_of(recorder).info[0]["sampled"] == []
+
+
+@pytest.mark.parametrize(("late", "written"), [(0.0, 29), (1000.0, 10)])
+def test_losses_of_slow_steps_do_not_wait_for_fifty_of_them(monkeypatch, late, written):
+    monkeypatch.setattr(journal, "LATE", late)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with watching(net, optimizer, 1000) as recorder:
+        for _ in range(30):
+            optimizer.zero_grad()
+            net(torch.randn(8, 5)).square().mean().backward()
+            optimizer.step()
+        assert (
+            len(record_of(recorder).loss_steps) == written
+        )  # the first ten are recorded in full; the last has not ended
+    assert len(record_of(recorder).loss_steps) == 30

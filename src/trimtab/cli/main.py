@@ -17,6 +17,7 @@ from trimtab.cli.probe import probe
 from trimtab.cli.repair import repair
 from trimtab.cli.report import report
 from trimtab.cli.run import run
+from trimtab.cli.view import view
 from trimtab.errors import TrimtabError
 
 Action: TypeAlias = Callable[[], int | BaseException]
@@ -31,7 +32,7 @@ def commands() -> None:
     """Learn why a PyTorch network won't train: the root cause, the layer, the number, the repair."""
 
 
-for command in (demo, run, check, diagnose, report, compare, repair, predict, probe, explain):
+for command in (demo, run, check, diagnose, report, view, compare, repair, predict, probe, explain):
     commands.add_command(command)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab import _distributed
 from trimtab.recording.parts import Part
 from trimtab.recording.ranks import AHEAD, GRACE, Ranks
 from trimtab.recording.sites import SiteTable
@@ -21,6 +22,9 @@ from trimtab.stats import Tape
 
 WAITING = 50
 """Losses of steps that are not recorded in full, before they are written all the same."""
+
+LATE = 1.0
+"""Seconds after which they are written in any case, so that who follows a run of slow steps sees it move."""
 
 
 class Journal:
@@ -34,7 +38,7 @@ class Journal:
         self._store = store
         self._sites = sites
         self._tape = tape
-        self._began = time.perf_counter()
+        self._began = self._written = time.perf_counter()
         self._losses: list[tuple[int, list[float | Tensor], float | Tensor | None, int]] = []
         self._logs: list[tuple[int, str, float | Tensor]] = []
         self._ranks: Ranks[dict[str, Any]] | None = None
@@ -59,8 +63,12 @@ class Journal:
         self._losses.append((window.step, *self.last, window.optimizers))
         if not window.recording:
             self.catch_up()
-            if len(self._losses) >= WAITING:
+            if len(self._losses) >= WAITING or self._is_late():
                 self.flush()
+
+    def _is_late(self) -> bool:
+        """Whether losses have waited for long; ranks must all write at the same step, and do not go by the clock."""
+        return time.perf_counter() - self._written > LATE and not _distributed.is_running()
 
     def write(self, window: Window, rates: list[list[float | Tensor]]) -> None:
         """Write a step that is recorded in full, and all that waits.
@@ -155,6 +163,7 @@ class Journal:
 
     def _take(self) -> dict[str, Any]:
         """All that waits, as the store's rows: the loss of a step is the sum over its backward passes, None if unseen."""
+        self._written = time.perf_counter()
         steps, self._losses = self._losses, []
         logs, self._logs = self._logs, []
         losses = iter(numbers([loss for _, losses, _, _ in steps for loss in losses]))

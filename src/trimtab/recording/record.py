@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -146,6 +147,42 @@ class Series:
         return self._column(6)
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """The file of a record, to be read at one moment of it, whatever a run writes meanwhile.
+
+    Args:
+        path: The file.
+
+    Yields:
+        A connection in a transaction, which ends with the block.
+
+    Raises:
+        RecordError: There is no such file, or it is not a record of trimtab, or what is read in the block shows that it is damaged.
+    """
+    if not path.is_file():
+        raise RecordError(f"no record at {path}: give the .db file that `trimtab run` named at its start")
+    if not is_record(path):
+        raise RecordError(f"{path} is not a record of trimtab: it does not begin as a SQLite file does")
+    try:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+        try:
+            application = connection.execute("PRAGMA application_id").fetchone()[0]
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if application != APPLICATION_ID:
+                raise RecordError(f"{path} is a SQLite file of another program, not a record of trimtab")
+            if version > FORMAT:
+                raise RecordError(
+                    f"{path} was written by a newer trimtab (format {version}): upgrade trimtab to read it"
+                )
+            connection.execute("BEGIN")
+            yield connection
+        finally:
+            connection.close()
+    except (sqlite3.Error, json.JSONDecodeError, UnicodeDecodeError, ValueError, TypeError) as error:
+        raise RecordError(f"the record {path} is damaged: {error}") from error
+
+
 class Record:
     """What a run left behind, or is leaving: a snapshot of its store at the moment of opening.
 
@@ -227,29 +264,10 @@ class Record:
             RecordError: There is no such file, or it is not a record of trimtab, or it is damaged.
         """
         path = Path(path)
-        if not path.is_file():
-            raise RecordError(f"no record at {path}: give the .db file that `trimtab run` named at its start")
-        if not is_record(path):
-            raise RecordError(f"{path} is not a record of trimtab: it does not begin as a SQLite file does")
-        try:
-            connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False)
-            try:
-                application = connection.execute("PRAGMA application_id").fetchone()[0]
-                version = connection.execute("PRAGMA user_version").fetchone()[0]
-                if application != APPLICATION_ID:
-                    raise RecordError(f"{path} is a SQLite file of another program, not a record of trimtab")
-                if version > FORMAT:
-                    raise RecordError(
-                        f"{path} was written by a newer trimtab (format {version}): upgrade trimtab to read it"
-                    )
-                connection.execute("BEGIN")  # one look at all tables, whatever a run writes meanwhile
-                record = cls(connection, path)
-                record._load()
-                return record
-            finally:
-                connection.close()
-        except (sqlite3.Error, json.JSONDecodeError, UnicodeDecodeError, ValueError, TypeError) as error:
-            raise RecordError(f"the record {path} is damaged: {error}") from error
+        with reading(path) as connection:
+            record = cls(connection, path)
+            record._load()
+            return record
 
     @classmethod
     def of(cls, store: Store) -> "Record":

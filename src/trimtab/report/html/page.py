@@ -16,6 +16,7 @@ from trimtab._messages import say
 from trimtab.errors import UsageError
 from trimtab.report.charts import SECTIONS, Chart, Charts, HeatMap, LineChart, Section
 from trimtab.report.diagnosis import Diagnosis
+from trimtab.report.finding import Finding
 from trimtab.report.html.packing import as_script, is_named, packed
 from trimtab.report.html.pages import page_html
 from trimtab.report.outline import SEVERITY_NAMES, confidence, count, facts, fold, from_here, place
@@ -48,24 +49,53 @@ def render_html(diagnosis: Diagnosis, *, charts: Charts | None = None, prescript
         HTML. Its policy lets nothing run or load but what it brings along; text of the run's is never markup.
     """
     charts = diagnosis.charts if charts is None else charts
+    page = environment().get_template("page.html")
+    around = shell(clean(diagnosis.run.name), numbers(diagnosis, charts))
+    return page.render(**contents(diagnosis, charts, prescription), **around)
+
+
+def contents(diagnosis: Diagnosis, charts: Charts, prescription: Prescription | None = None) -> dict[str, Any]:
+    """What `assets/page.html` tells.
+
+    Args:
+        diagnosis: As for `render_html`.
+        charts: As for `render_html`.
+        prescription: As for `render_html`.
+
+    Returns:
+        Its variables, without those of `shell`.
+    """
     groups, notes = fold(diagnosis)
-    places = {place for main, following in groups for found in (main, *following) for place in found.where}
-    marked = {c.key for c in charts if isinstance(c, HeatMap) and any(is_named(row, places) for row in c.rows)}
-    return (
-        environment()
-        .get_template("page.html")
-        .render(
-            diagnosis=diagnosis,
-            groups=groups,
-            notes=notes,
-            prescription=prescription,
-            sections=sections(charts),
-            remarks=charts.notes,
-            marked=marked,
-            rows=list(facts(diagnosis.run)),
-            **shell(clean(diagnosis.run.name), {"charts": [packed(chart, places) for chart in charts]}),
-        )
-    )
+    places = named(groups)
+    return {
+        "diagnosis": diagnosis,
+        "groups": groups,
+        "notes": notes,
+        "prescription": prescription,
+        "sections": sections(charts),
+        "remarks": charts.notes,
+        "marked": {c.key for c in charts if isinstance(c, HeatMap) and any(is_named(row, places) for row in c.rows)},
+        "rows": list(facts(diagnosis.run)),
+    }
+
+
+def numbers(diagnosis: Diagnosis, charts: Charts) -> dict[str, Any]:
+    """What `assets/page.js` draws from.
+
+    Args:
+        diagnosis: As for `render_html`.
+        charts: As for `render_html`.
+
+    Returns:
+        "charts", with the rows that a main finding or what follows from it names marked.
+    """
+    places = named(fold(diagnosis)[0])
+    return {"charts": [packed(chart, places) for chart in charts]}
+
+
+def named(groups: Sequence[tuple[Finding, Sequence[Finding]]]) -> set[str]:
+    """The places that findings name."""
+    return {place for main, following in groups for found in (main, *following) for place in found.where}
 
 
 def write_page(page: str, path: str | Path) -> None:
@@ -89,24 +119,33 @@ def sections(charts: Charts) -> list[tuple[Section, str, Sequence[Chart]]]:
     return [(name, HEADINGS[name](), charts.of(name)) for name in SECTIONS if charts.of(name)]
 
 
-def shell(name: str, data: dict[str, Any], more_styles: Sequence[str] = ()) -> dict[str, Any]:
+def shell(
+    name: str,
+    data: dict[str, Any],
+    more_styles: Sequence[str] = (),
+    more_scripts: Sequence[str] = (),
+    directives: str = "",
+) -> dict[str, Any]:
     """What every page needs: scripts, styles, a policy that allows just these, and the numbers.
 
     Args:
         name: The page's name.
         data: What the script draws from.
         more_styles: Style sheets of this kind of page, files of `assets/`.
+        more_scripts: Scripts of this kind of page, which run last.
+        directives: What its policy says besides.
 
     Returns:
         Variables of `assets/base.html`.
     """
-    scripts, styles = ([asset(file) for file in those] for those in (SCRIPTS, (*STYLES, *more_styles)))
+    scripts = [asset(file) for file in (*SCRIPTS, *more_scripts)]
+    styles = [asset(file) for file in (*STYLES, *more_styles)]
     return {
         "name": name,
         "version": trimtab.__version__,
         "scripts": [Markup(text) for text in scripts],
         "styles": [Markup(text) for text in styles],
-        "policy": policy(scripts, styles),
+        "policy": policy(scripts, styles, directives),
         "data": Markup(as_script(data)),
     }
 

@@ -300,10 +300,9 @@
 
   // ---- keyboard ----
 
-  function steer(u, chart, figure) {
+  function steer(u, chart, figure, at) {
     // Arrow keys move the cursor from number to number and say it; Home and End go to the ends; Escape shows all again.
     const live = figure.querySelector("[aria-live]");
-    const at = { column: 0, row: 0 };
     const isHeat = Boolean(chart.columns);
     const n = isHeat ? chart.columns.length : chart.x.length, rows = isHeat ? chart.rows.length : 1;
     return (event) => {
@@ -332,29 +331,76 @@
 
   async function draw(figure, chart) {
     const plot = figure.querySelector(".plot"), readout = figure.querySelector(".readout");
-    const before = drawn.get(figure);
-    if (before) before.remove();
     const isHeat = Boolean(chart.columns);
     const codes = isHeat ? await unpack(chart) : null;
+    const before = drawn.get(figure), kept = before && before.kept();
+    plot.style.minHeight = `${plot.clientHeight}px`; // nothing below moves while there is no chart
+    if (before) before.remove();
+    if (plot.classList.replace("failed", "plot")) plot.textContent = "";
     const width = Math.max(plot.clientWidth, 240);
     const u = isHeat ? heat(chart, plot, width, codes, (text) => { readout.textContent = text || "\u00a0"; }) : lines(chart, plot, width);
     if (!isHeat) readout.hidden = true;
     const legend = isHeat ? key(chart, codes, plot) : null;
-    const onKey = steer(u, chart, figure);
+    const at = before ? before.at : { column: 0, row: 0 };
+    const onKey = steer(u, chart, figure, at);
     plot.addEventListener("keydown", onKey);
     drawn.set(figure, {
       width,
       chart,
+      at,
+      kept: () => seen(u, chart, plot),
       remove() {
         plot.removeEventListener("keydown", onKey);
         if (legend) legend.remove();
         u.destroy();
       },
     });
+    if (kept) restore(u, chart, kept);
+    plot.style.minHeight = "";
     figure.dataset.drawn = "yes";
   }
 
+  // ---- what a chart that is drawn again keeps of what its reader has set ----
+
+  const indexOf = (steps, step) => { // where a step stands among those of a heat map, also between two of them
+    const after = steps.findIndex((one) => one >= step);
+    if (after < 1) return after < 0 ? steps.length - 0.5 : -0.5;
+    return after - (steps[after] - step) / (steps[after] - steps[after - 1]);
+  };
+
+  function stepAt(steps, index) {
+    const low = clamp(Math.floor(index), 0, steps.length - 1), high = Math.min(low + 1, steps.length - 1);
+    return steps[low] + (steps[high] - steps[low]) * clamp(index - low, 0, 1);
+  }
+
+  function seen(u, chart, plot) {
+    const { x, y } = u.scales, { left, top } = u.cursor, steps = chart.columns;
+    const first = steps ? -0.5 : chart.x[0], last = steps ? steps.length - 0.5 : chart.x[chart.x.length - 1];
+    const out = (value) => (steps ? stepAt(steps, value) : value);
+    return {
+      x: x.min > first || x.max < last ? [x.min > first ? out(x.min) : null, x.max < last ? out(x.max) : null] : null,
+      y: steps && (y.min > -0.5 || y.max < chart.rows.length - 0.5) ? [y.min, y.max] : null,
+      hidden: u.series.filter((one) => !one.show).map((one) => one.label),
+      cursor: left >= 0 ? { left, top, hover: plot.matches(":hover"), x: out(u.posToVal(left, "x")), y: u.posToVal(top, "y") } : null,
+    };
+  }
+
+  function restore(u, chart, kept) {
+    const steps = chart.columns, into = (value) => (steps ? indexOf(steps, value) : value);
+    u.batch(() => {
+      if (kept.x) u.setScale("x", { min: kept.x[0] == null ? (steps ? -0.5 : chart.x[0]) : into(kept.x[0]), max: kept.x[1] == null ? (steps ? steps.length - 0.5 : chart.x[chart.x.length - 1]) : into(kept.x[1]) });
+      if (kept.y) u.setScale("y", { min: kept.y[0], max: kept.y[1] });
+      u.series.forEach((one, i) => { if (i && kept.hidden.includes(one.label)) u.setSeries(i, { show: false }); });
+    });
+    if (!kept.cursor) return;
+    const { left, top, hover, x, y } = kept.cursor; // under a mouse it stays where it is, else at its number
+    requestAnimationFrame(() => u.setCursor(hover ? { left, top } : { left: u.valToPos(into(x), "x"), top: steps ? u.valToPos(y, "y") : top }, false));
+  }
+
   async function drawAll(charts) {
+    for (const [figure, one] of drawn) {
+      if (!figure.isConnected && drawn.delete(figure)) one.remove();
+    }
     const byKey = new Map(charts.map((chart) => [chart.key, chart]));
     for (const figure of document.querySelectorAll("figure[data-chart]")) {
       const chart = byKey.get(figure.dataset.chart);
@@ -374,7 +420,7 @@
 
   function copyButtons(root) {
     if (!navigator.clipboard) return;
-    for (const box of root.querySelectorAll(".code")) {
+    for (const box of root.querySelectorAll(".code:not(:has(.copy))")) {
       const button = document.createElement("button");
       button.type = "button";
       button.className = "copy";
@@ -414,6 +460,7 @@
     again();
   });
 
+  window.trimtab = { data, drawn, drawAll, copyButtons }; // for live.js, which follows a run
   copyButtons(document);
   requestAnimationFrame(() => setTimeout(() => drawAll(data.charts).then(() => { document.body.dataset.ready = "yes"; }), 0));
 })();
