@@ -12,6 +12,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trimtab import _distributed
 from trimtab.recording.parts import Part, join, pack, unpack
 from trimtab.recording.sites import SiteTable
@@ -69,7 +72,7 @@ class Ranks(Generic[T]):
         self.error = ""
         self._store, self._sites, self._run = store, sites, run
         self._children = children(rank, size)
-        self._numbers: dict[int, list[int]] = {child: [] for child in self._children}
+        self._numbers = {child: np.zeros(0, np.int64) for child in self._children}
         self._told = 0
         self._sent: deque[str] = deque()
         self._waiting: deque[tuple[Part, dict[int, Part], T]] = deque()
@@ -181,11 +184,12 @@ class Ranks(Generic[T]):
                     found[child] = unpack(data, lambda new, child=child: self._number(child, new))  # type: ignore[misc]
                     self.last[child] = part.key
 
-    def _number(self, child: int, new: Sequence[Sequence[Any]]) -> list[int]:
+    def _number(self, child: int, new: Sequence[Sequence[Any]]) -> NDArray[np.int64]:
         """This rank's indices of a child's sites, of which some are new."""
-        known = self._numbers[child]
-        known += [self._sites.index(model, name, kind) for _, model, name, kind in new]
-        return known
+        if new:
+            learnt = [self._sites.index(model, name, kind) for _, model, name, kind in new]
+            self._numbers[child] = np.append(self._numbers[child], learnt)
+        return self._numbers[child]
 
     def _gone(self, child: int, key: str) -> bool:
         """Whether a child has no part of this step: it is further on, or has left. What it put before it left is there before the word."""
