@@ -113,9 +113,10 @@ def _join(a: Part, b: Part) -> Part:
     modes_x, modes_y = _padded(a.modes, size), _padded(b.modes, size)
     seen_x, seen_y = _seen(x), _seen(y)
     both = seen_x & seen_y
-    equal = _equal(x, y)
     modes = np.where(seen_x, modes_x, modes_y)
-    once = both & ((modes == SHARED) | ((modes == COPIED) & equal))
+    once = both & (modes < SPREAD)
+    differ = _differing(x, y, once)
+    once[differ[modes[differ] == COPIED]] = False
     rows = x.copy()
     new = np.flatnonzero(seen_y & ~seen_x)
     rows[new] = y[new]
@@ -130,7 +131,7 @@ def _join(a: Part, b: Part) -> Part:
     whole.bad = _counted(a.bad, b.bad)
     whole.apart = _counted(a.apart, b.apart)
     whole.off = {site: max(a.off.get(site, 0.0), b.off.get(site, 0.0)) for site in a.off.keys() | b.off.keys()}
-    differ = np.flatnonzero(once & ~equal)
+    differ = differ[modes[differ] == SHARED]
     for site, off in zip(differ.tolist(), _distances(x[differ], y[differ]).tolist(), strict=True):
         (first, n), (named, m) = whole.apart.get(site, NOBODY), b.apart.get(site, NOBODY)
         rest = [rank for rank in b.ranks if rank not in named]  # those named differ from the first of b, and are counted already
@@ -152,11 +153,10 @@ def _seen(rows: NDArray[np.float64]) -> NDArray[np.bool_]:
     return found
 
 
-def _equal(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _differing(x: NDArray[np.float64], y: NDArray[np.float64], sites: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Equal tensors give equal rows to the last bit, whatever rank measures them: the same kernel reads them in the same order."""
-    equal = np.ones(len(x), np.bool_)
-    equal[np.flatnonzero((x != y) & ~(np.isnan(x) & np.isnan(y))) // len(FIELDS)] = False  # quicker than `all` over a short axis
-    return equal
+    found = np.flatnonzero(sites & reduce(np.logical_or, (x != y).T))  # quicker than `any` over so short an axis
+    return found[~((x[found] == y[found]) | (np.isnan(x[found]) & np.isnan(y[found]))).all(axis=1)]
 
 
 def _distances(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -269,8 +269,11 @@ def unpack(data: bytes, number: Callable[[Sequence[Sequence[Any]]], Sequence[int
     mine = np.asarray(number(header["sites"]), np.int64)
     where = mine[theirs] if n else np.zeros(0, np.int64)
     size = int(mine.max(initial=-1)) + 1
-    rows, modes = np.zeros((size, len(FIELDS))), np.zeros(size, np.int32)
-    rows[where], modes[where] = values, marks
+    if n == size and (where == np.arange(n)).all():  # as a rule both number alike, and have seen all: no copy
+        rows, modes = values, marks
+    else:
+        rows, modes = np.zeros((size, len(FIELDS))), np.zeros(size, np.int32)
+        rows[where], modes[where] = values, marks
     part = Part(header["key"], header["ranks"], [tuple(entry) for entry in header["losses"]], rows, modes)
     part.bad = {int(mine[site]): (ranks, count) for site, ranks, count in header["bad"]}
     part.apart = {int(mine[site]): (ranks, count) for site, ranks, count, _ in header["apart"]}
