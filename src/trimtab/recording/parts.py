@@ -134,7 +134,7 @@ def _join(a: Part, b: Part) -> Part:
     differ = differ[modes[differ] == SHARED]
     for site, off in zip(differ.tolist(), _distances(x[differ], y[differ]).tolist(), strict=True):
         (first, n), (named, m) = whole.apart.get(site, NOBODY), b.apart.get(site, NOBODY)
-        rest = [rank for rank in b.ranks if rank not in named]  # those named differ from the first of b, and are counted already
+        rest = [rank for rank in b.ranks if rank not in named]  # those named have been counted
         whole.apart[site] = ((first + rest)[:LISTED], n + len(b.ranks) - m)
         whole.off[site] = max(whole.off.get(site, 0.0), off)
     return whole
@@ -156,7 +156,8 @@ def _seen(rows: NDArray[np.float64]) -> NDArray[np.bool_]:
 def _differing(x: NDArray[np.float64], y: NDArray[np.float64], sites: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Equal tensors give equal rows to the last bit, whatever rank measures them: the same kernel reads them in the same order."""
     found = np.flatnonzero(sites & reduce(np.logical_or, (x != y).T))  # quicker than `any` over so short an axis
-    return found[~((x[found] == y[found]) | (np.isnan(x[found]) & np.isnan(y[found]))).all(axis=1)]
+    equal: NDArray[np.bool_] = ((x[found] == y[found]) | (np.isnan(x[found]) & np.isnan(y[found]))).all(axis=1)
+    return np.asarray(found[~equal], np.int64)
 
 
 def _distances(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
