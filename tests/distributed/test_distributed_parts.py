@@ -154,6 +154,48 @@ def test_a_part_travels_as_bytes_into_another_numbering():
     np.testing.assert_array_equal(again.rows, read.rows)
 
 
+ROWS = (
+    st.one_of(  # unseen, equal to others' as likely as not, with values that are no numbers, with a mean that is none
+        st.just(empty()),
+        st.sampled_from([row([1.0, 2.0]), row([1.0, 2.5]), row([float("nan"), 1.0]), row([INFINITE])]),
+        st.just(np.array([2.0, float("nan"), 1.0, 1.0, 1.0, 0.0, 0.0])),
+    )
+)
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(2, 5), st.integers(1, 6), st.booleans())
+def test_what_has_travelled_joins_as_what_has_not(data, ranks, sites, tree):
+    modes = data.draw(st.lists(st.sampled_from([SPREAD, SHARED, COPIED, 1]), min_size=sites, max_size=sites))
+    parts = []
+    for rank in range(ranks):
+        known = data.draw(st.integers(0, sites))  # the others appear later
+        rows = [data.draw(ROWS) for _ in range(known)]
+        parts.append(part(rank, rows, np.array(modes[:known], np.int32), place=data.draw(st.integers(0, 1))))
+
+    def sent(one):
+        return unpack(pack(one, []), lambda new: list(range(len(one.rows))))
+
+    if tree:
+        expected = join([parts[0], join(parts[1:])])
+        found = join([parts[0], sent(join([parts[1], *map(sent, parts[2:])]))])
+    else:
+        expected, found = join(parts), join([parts[0], *map(sent, parts[1:])])
+    assert found.ranks == expected.ranks
+    assert (found.bad, found.apart) == (expected.bad, expected.apart)
+    assert found.off == pytest.approx(expected.off, nan_ok=True)
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    seen = found.rows[:, 0] + found.rows[:, 6] > 0
+    np.testing.assert_array_equal(found.modes[seen], expected.modes[seen])
+
+
+def test_shared_rows_that_are_no_numbers_on_both_ranks_are_equal():
+    same = np.array([2.0, float("nan"), 1.0, 1.0, 1.0, 0.0, 0.0])
+    other = np.array([2.0, float("nan"), 2.0, 1.0, 1.0, 0.0, 0.0])
+    assert join([part(0, same, SHARED), part(1, same, SHARED)]).apart == {}
+    assert join([part(0, same, SHARED), part(1, other, SHARED)]).apart == {0: ([1], 1)}
+
+
 def test_a_part_without_a_step_travels_too():
     read = unpack(pack(Part("9-losses", [1], [(8, 1.0, 0.1, 1), (9, 2.0, 0.1, 1)]), []), lambda new: [])
     assert read.losses == [(8, 1.0, 0.1, 1), (9, 2.0, 0.1, 1)]

@@ -25,6 +25,9 @@ LISTED = 8
 SPREAD, SHARED, COPIED = 0, -1, -2
 """Modes of a site; a number above 0 is `SPREAD` over a group of ranks, of which it is the first."""
 
+NOBODY: tuple[list[int], int] = ([], 0)
+"""Ranks that are named, and how many there are, where there are none."""
+
 
 @dataclass(slots=True)
 class Part:
@@ -108,12 +111,15 @@ def _join(a: Part, b: Part) -> Part:
     size = max(len(a.rows), len(b.rows))
     x, y = _padded(a.rows, size), _padded(b.rows, size)
     modes_x, modes_y = _padded(a.modes, size), _padded(b.modes, size)
-    seen_x = _seen(x)
-    both = seen_x & _seen(y)
-    equal = _equal(x, y)
+    seen_x, seen_y = _seen(x), _seen(y)
+    both = seen_x & seen_y
     modes = np.where(seen_x, modes_x, modes_y)
-    once = both & ((modes == SHARED) | ((modes == COPIED) & equal))
-    rows = np.where(seen_x[:, None], x, y)
+    once = both & (modes < SPREAD)
+    differ = _differing(x, y, once)
+    once[differ[modes[differ] == COPIED]] = False
+    rows = x.copy()
+    new = np.flatnonzero(seen_y & ~seen_x)
+    rows[new] = y[new]
     merged = np.flatnonzero(both & ~once)
     rows[merged] = merge(x[merged], y[merged])
     for site in merged[
@@ -125,11 +131,12 @@ def _join(a: Part, b: Part) -> Part:
     whole.bad = _counted(a.bad, b.bad)
     whole.apart = _counted(a.apart, b.apart)
     whole.off = {site: max(a.off.get(site, 0.0), b.off.get(site, 0.0)) for site in a.off.keys() | b.off.keys()}
-    for site in map(int, np.flatnonzero(once & ~equal)):
-        named, others = b.apart.get(site, ([], 0))  # they differ from the first of b, and are counted already
-        agreeing = [rank for rank in b.ranks if rank not in named]
-        whole.apart |= _counted({site: whole.apart.get(site, ([], 0))}, {site: (agreeing, len(b.ranks) - others)})
-        whole.off[site] = max(whole.off.get(site, 0.0), _distance(x[site], y[site]))
+    differ = differ[modes[differ] == SHARED]
+    for site, off in zip(differ.tolist(), _distances(x[differ], y[differ]).tolist(), strict=True):
+        (first, n), (named, m) = whole.apart.get(site, NOBODY), b.apart.get(site, NOBODY)
+        rest = [rank for rank in b.ranks if rank not in named]  # those named have been counted
+        whole.apart[site] = ((first + rest)[:LISTED], n + len(b.ranks) - m)
+        whole.off[site] = max(whole.off.get(site, 0.0), off)
     return whole
 
 
@@ -146,25 +153,27 @@ def _seen(rows: NDArray[np.float64]) -> NDArray[np.bool_]:
     return found
 
 
-def _equal(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _differing(x: NDArray[np.float64], y: NDArray[np.float64], sites: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Equal tensors give equal rows to the last bit, whatever rank measures them: the same kernel reads them in the same order."""
-    found: NDArray[np.bool_] = ((x == y) | (np.isnan(x) & np.isnan(y))).all(axis=1)
+    found = np.flatnonzero(sites & reduce(np.logical_or, (x != y).T))  # quicker than `any` over so short an axis
+    equal: NDArray[np.bool_] = ((x[found] == y[found]) | (np.isnan(x[found]) & np.isnan(y[found]))).all(axis=1)
+    return np.asarray(found[~equal], np.int64)
+
+
+def _distances(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        spread_x, spread_y = (np.sqrt(np.maximum(rows[:, 2], 0.0) / np.maximum(rows[:, 0], 1.0)) for rows in (x, y))
+        scale = np.fmax(np.fmax(np.hypot(x[:, 1], spread_x), np.hypot(y[:, 1], spread_y)), 1e-300)
+        found: NDArray[np.float64] = np.fmax(np.abs(x[:, 1] - y[:, 1]), np.abs(spread_x - spread_y)) / scale
     return found
-
-
-def _distance(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    spread_x, spread_y = (float(np.sqrt(max(row[2], 0.0) / max(row[0], 1.0))) for row in (x, y))
-    scale = max(np.hypot(x[1], spread_x), np.hypot(y[1], spread_y), 1e-300)
-    return float(max(abs(x[1] - y[1]), abs(spread_x - spread_y)) / scale)
 
 
 def _counted(
     a: dict[int, tuple[list[int], int]], b: dict[int, tuple[list[int], int]]
 ) -> dict[int, tuple[list[int], int]]:
-    empty: tuple[list[int], int] = ([], 0)
     joined = {}
     for site in a.keys() | b.keys():
-        (first, n), (second, m) = a.get(site, empty), b.get(site, empty)
+        (first, n), (second, m) = a.get(site, NOBODY), b.get(site, NOBODY)
         joined[site] = ((first + second)[:LISTED], n + m)
     return joined
 
@@ -220,7 +229,7 @@ def pack(part: Part, new_sites: Sequence[Sequence[Any]]) -> bytes:
         new_sites: Sites that the reader does not know yet: index, model, name, kind.
 
     Returns:
-        A header in JSON, then indices, marks and rows of the sites that were seen, little-endian.
+        A header in JSON, then rows, modes and indices of the sites that were seen, little-endian.
     """
     seen = np.flatnonzero(_seen(part.rows))
     header = {
@@ -234,11 +243,16 @@ def pack(part: Part, new_sites: Sequence[Sequence[Any]]) -> bytes:
         "seen": len(seen),
     }
     text = json.dumps(header).encode()
-    blocks = (seen.astype("<i4"), part.modes[seen].astype("<i4"), part.rows[seen].astype("<f8"))
-    return struct.pack("<q", len(text)) + text + b"".join(block.tobytes() for block in blocks)
+    text += b" " * (-len(text) % 8)  # the blocks lie at multiples of their width, or reading them is slow
+    blocks = (
+        part.rows[seen].astype("<f8", copy=False),
+        part.modes[seen].astype("<i4", copy=False),
+        seen.astype("<i4"),
+    )
+    return b"".join((struct.pack("<q", len(text)), text, *(block.data for block in blocks)))
 
 
-def unpack(data: bytes, number: Callable[[Sequence[Sequence[Any]]], Sequence[int]]) -> Part:
+def unpack(data: bytes, number: Callable[[Sequence[Sequence[Any]]], Sequence[int] | NDArray[np.int64]]) -> Part:
     """What `pack` made.
 
     Args:
@@ -251,14 +265,16 @@ def unpack(data: bytes, number: Callable[[Sequence[Sequence[Any]]], Sequence[int
     (length,) = struct.unpack_from("<q", data)
     header = json.loads(data[8 : 8 + length])
     at, n = 8 + length, header["seen"]
-    theirs = np.frombuffer(data, "<i4", n, at)
-    marks = np.frombuffer(data, "<i4", n, at + 4 * n)
-    values = np.frombuffer(data, "<f8", n * len(FIELDS), at + 8 * n).reshape(n, len(FIELDS))
+    values = np.frombuffer(data, "<f8", n * len(FIELDS), at).reshape(n, len(FIELDS))
+    marks, theirs = np.frombuffer(data, "<i4", 2 * n, at + values.nbytes).reshape(2, n)
     mine = np.asarray(number(header["sites"]), np.int64)
     where = mine[theirs] if n else np.zeros(0, np.int64)
     size = int(mine.max(initial=-1)) + 1
-    rows, modes = np.zeros((size, len(FIELDS))), np.zeros(size, np.int32)
-    rows[where], modes[where] = values, marks
+    if n == size and (where == np.arange(n)).all():  # as a rule both number alike, and have seen all: no copy
+        rows, modes = values, marks
+    else:
+        rows, modes = np.zeros((size, len(FIELDS))), np.zeros(size, np.int32)
+        rows[where], modes[where] = values, marks
     part = Part(header["key"], header["ranks"], [tuple(entry) for entry in header["losses"]], rows, modes)
     part.bad = {int(mine[site]): (ranks, count) for site, ranks, count in header["bad"]}
     part.apart = {int(mine[site]): (ranks, count) for site, ranks, count, _ in header["apart"]}

@@ -12,6 +12,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trimtab import _distributed
 from trimtab.recording.parts import Part, join, pack, unpack
 from trimtab.recording.sites import SiteTable
@@ -24,6 +27,8 @@ GRACE = 10.0
 """Seconds that the first rank waits at the end for those that have reported before."""
 AHEAD = 2
 """Steps from the one at which a halt is called to the last."""
+NOTHING = "-"
+"""What the store answers for a part that has not come; no part is this short."""
 PAUSE = 0.005
 """Seconds between two looks while it waits."""
 
@@ -58,7 +63,7 @@ class Ranks(Generic[T]):
         """Say that this rank is there.
 
         Args:
-            store: A `torch.distributed.Store`, or anything with its set, get, check and delete_key.
+            store: A `torch.distributed.Store`, or anything with its set, get, check, compare_set and delete_key.
             rank: Of this process.
             size: How many ranks there are.
             sites: This rank's table of sites.
@@ -69,7 +74,7 @@ class Ranks(Generic[T]):
         self.error = ""
         self._store, self._sites, self._run = store, sites, run
         self._children = children(rank, size)
-        self._numbers: dict[int, list[int]] = {child: [] for child in self._children}
+        self._numbers = {child: np.zeros(0, np.int64) for child in self._children}
         self._told = 0
         self._sent: deque[str] = deque()
         self._waiting: deque[tuple[Part, dict[int, Part], T]] = deque()
@@ -181,11 +186,12 @@ class Ranks(Generic[T]):
                     found[child] = unpack(data, lambda new, child=child: self._number(child, new))  # type: ignore[misc]
                     self.last[child] = part.key
 
-    def _number(self, child: int, new: Sequence[Sequence[Any]]) -> list[int]:
+    def _number(self, child: int, new: Sequence[Sequence[Any]]) -> NDArray[np.int64]:
         """This rank's indices of a child's sites, of which some are new."""
-        known = self._numbers[child]
-        known += [self._sites.index(model, name, kind) for _, model, name, kind in new]
-        return known
+        if new:
+            learnt = [self._sites.index(model, name, kind) for _, model, name, kind in new]
+            self._numbers[child] = np.append(self._numbers[child], learnt)
+        return self._numbers[child]
 
     def _gone(self, child: int, key: str) -> bool:
         """Whether a child has no part of this step: it is further on, or has left. What it put before it left is there before the word."""
@@ -220,9 +226,10 @@ class Ranks(Generic[T]):
     def _try_take(self, key: str, rank: int) -> bytes | None:
         name = self._key(key, rank)
         try:
-            if not self._store.check([name]):
+            # One request in place of check, wait and get: what is there and is not NOTHING stays as it is and comes back.
+            data = bytes(self._store.compare_set(name, NOTHING, NOTHING))
+            if data == NOTHING.encode():
                 return None
-            data = bytes(self._store.get(name))
             self._store.delete_key(name)
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
