@@ -27,8 +27,6 @@ GRACE = 10.0
 """Seconds that the first rank waits at the end for those that have reported before."""
 AHEAD = 2
 """Steps from the one at which a halt is called to the last."""
-NOTHING = "-"
-"""What the store answers for a part that has not come; no part is this short."""
 PAUSE = 0.005
 """Seconds between two looks while it waits."""
 
@@ -63,7 +61,7 @@ class Ranks(Generic[T]):
         """Say that this rank is there.
 
         Args:
-            store: A `torch.distributed.Store`, or anything with its set, get, check, compare_set and delete_key.
+            store: A `torch.distributed.Store`, or anything with its set, get, check and delete_key.
             rank: Of this process.
             size: How many ranks there are.
             sites: This rank's table of sites.
@@ -226,10 +224,9 @@ class Ranks(Generic[T]):
     def _try_take(self, key: str, rank: int) -> bytes | None:
         name = self._key(key, rank)
         try:
-            # One request in place of check, wait and get: what is there and is not NOTHING stays as it is and comes back.
-            data = bytes(self._store.compare_set(name, NOTHING, NOTHING))
-            if data == NOTHING.encode():
+            if not self._store.check([name]):
                 return None
+            data = bytes(self._store.get(name))
             self._store.delete_key(name)
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
