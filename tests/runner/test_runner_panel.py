@@ -166,6 +166,8 @@ def test_where_there_is_no_room_there_is_none(columns, rows):
 
 
 def test_colours_only_where_they_are_wanted(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     told = reading(flow=flow([1.0, 1e-3]))
     assert "\x1b[38;5;208m" in "".join(Panel("n").lines(told, (), 100, 30))
     monkeypatch.setenv("NO_COLOR", "1")
