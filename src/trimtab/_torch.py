@@ -2,6 +2,7 @@
 
 - `torch._C._current_graph_task_id`: torch.utils.checkpoint itself uses it; -1 outside a backward pass.
 - `torch.amp.GradScaler.scale`: it is wrapped while somebody listens, to know which scalers there are; `._scale`: the scale of one.
+- `torch.autocast.__enter__`: it is wrapped while trimtab computes a loss in full precision whose code asks for less.
 - `torch._C._functorch.maybe_current_level`: None outside vmap, grad and jvp.
 - `torch._C._len_torch_dispatch_stack`: number of dispatch modes that see each operation (fake tensors, `make_fx`).
 - `torch._C._get_dispatch_mode`: whether a mode of torch's own (fake tensors, proxies) is at work.
@@ -30,7 +31,8 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -61,6 +63,7 @@ __all__ = [
     "stop_listening_to_backward",
     "undisturbed",
     "weak_storage",
+    "without_autocast",
     "wrap_module_calls",
 ]
 
@@ -279,6 +282,33 @@ def loss_scales() -> list[torch.Tensor]:
         getattr(scaler, "_scale", None) for scaler in list(_scalers)
     )  # none of one that is switched off, or unused yet
     return [scale for scale in scales if scale is not None]
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Leave every precision as it is: autocast that is on is off, and code that turns it on meanwhile does not.
+
+    Yields:
+        Nothing.
+    """
+
+    def wrap(enter: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(enter)
+        def enter_without_effect(self: Any) -> Any:
+            asked, self._enabled = self._enabled, False
+            try:
+                return enter(self)
+            finally:
+                self._enabled = asked
+
+        return enter_without_effect
+
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    with ExitStack() as stack:
+        for device in devices:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        stack.callback(_replaced(torch.autocast, "__enter__", wrap).remove)
+        yield
 
 
 def sequence_number(node: Any) -> int:
