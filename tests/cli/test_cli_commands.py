@@ -9,7 +9,7 @@ import pytest
 
 from trimtab.report import codes
 
-COMMANDS = ("demo", "run", "check", "diagnose", "predict", "probe", "explain")
+COMMANDS = ("demo", "run", "check", "diagnose", "report", "predict", "probe", "explain")
 
 
 def one_line(ended, status=2):

@@ -26,11 +26,21 @@ def test_two_rows_and_a_column_each(tmp_path):
     above, above_after, below, below_after = figure.axes
     assert above.get_ylim() == above_after.get_ylim()
     assert below.get_ylim() == below_after.get_ylim()
-    assert above.get_title() == "before"
+    assert above.get_title("left") == "before"
+    assert above_after.get_title("left") == r"after \$x\$", "no formula"
     assert "mean square" in above.get_ylabel()
     assert "gradient" in below.get_ylabel()
-    assert "body.0 → body.16" in below.get_xlabel()
-    assert [text.get_text() for text in above.get_legend().get_texts()] == ["measured", "predicted", "its tolerance"]
+    assert below.get_xlabel() == "depth in layers"
+    assert [text.get_text() for text in below.get_xticklabels()] == [f"body.{2 * i}" for i in range(9)]
+    assert [text.get_text() for text in above.get_legend().get_texts()] == ["predicted", "measured"]
+    predicted, measured = above.lines
+    assert predicted.get_ydata().tolist() == measured.get_ydata().tolist() == [(1 / 6) ** i for i in range(9)]
+    (band,) = above.collections
+    edges = band.get_paths()[0].vertices[:, 1]
+    assert edges.min() == pytest.approx((1 / 6) ** 8 * math.exp(-0.8))
+    assert above.get_ylim()[0] < edges.min()
+    assert edges.max() == above_after.lines[0].get_ydata()[0] == 1.0
+    assert above_after.get_ylim()[1] > math.exp(0.8), "the scale is that of both"
 
 
 def test_no_pyplot():

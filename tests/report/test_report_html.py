@@ -259,3 +259,14 @@ def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(example, {})
     assert 'data-chart="signal"' in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_rows_that_a_finding_names_are_marked():
+    chart = heat(rows=3)
+    renamed = type(chart)(*[
+        ("body.2 Linear", "body.20 Linear", "act") if f == "rows" else getattr(chart, f) for f in chart.__slots__
+    ])
+    page = Parsed(render_html(ONE_ROOT, charts=Charts((renamed,))))  # it names body.0, body.2, ... body.16
+    assert json.loads(page.scripts[0])["charts"][0]["rows"] == ["▸ body.2 Linear", "body.20 Linear", "act"]
+    assert "▸ marks what a finding names." in page.text
+    assert "▸" not in Parsed(render_html(ALL["healthy"], charts=Charts((renamed,)))).text

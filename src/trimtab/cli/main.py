@@ -14,6 +14,7 @@ from trimtab.cli.explain import explain
 from trimtab.cli.predict import predict
 from trimtab.cli.probe import probe
 from trimtab.cli.repair import repair
+from trimtab.cli.report import report
 from trimtab.cli.run import run
 from trimtab.errors import TrimtabError
 
@@ -29,7 +30,7 @@ def commands() -> None:
     """Learn why a PyTorch network won't train: the root cause, the layer, the number, the repair."""
 
 
-for command in (demo, run, check, diagnose, repair, predict, probe, explain):
+for command in (demo, run, check, diagnose, report, repair, predict, probe, explain):
     commands.add_command(command)
 
 

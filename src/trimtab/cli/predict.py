@@ -32,7 +32,7 @@ PLAIN = ("weight_var", "bias_var", "depth", "width", "input_q", "input_c")
 @click.option("--input-c", type=float, help="Correlation of two inputs. [default: 0]")
 @click.option("--format", "form", type=click.Choice(("text", "json")), default="text", help="Form. [default: text]")
 @click.option("--output", metavar="FILE", help="Write the table to FILE; - is standard output.")
-@click.option("--figure", metavar="FILE", help="Draw signal and gradient by depth to FILE, a PNG.")
+@click.option("--figure", metavar="FILE", help="Draw signal and gradient by depth to FILE: PNG, or .svg, .pdf.")
 def predict(
     target: str | None, seed: int | None, form: str, output: str | None, figure: str | None, **plain: Any
 ) -> Callable[[], int]:

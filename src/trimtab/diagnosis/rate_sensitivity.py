@@ -10,10 +10,10 @@ import numpy as np
 
 from trimtab._messages import say
 from trimtab._setup import Setup
+from trimtab._style import COLOURS, INK, LABEL, SMALL, TITLE, empty, quiet, ruled, saved, styled, verbatim
 from trimtab.diagnosis import probes
 from trimtab.diagnosis.probes.trials import trial
 from trimtab.errors import UsageError
-from trimtab.propagation.figures._style import COLOURS, FAINT, INK, empty, quiet, saved
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,12 +108,13 @@ def rate_sensitivity(
     return RateSensitivity(name or type(setup.model).__name__, rates, tuple(run.end for run in runs), first)
 
 
+@styled
 def sensitivity_figure(found: Sequence[RateSensitivity], path: str | Path | None = None) -> "Figure":
     """Loss over learning rate, a line for each run: with a repair and without it, say.
 
     Args:
         found: The runs, at least one.
-        path: Where to save the figure as PNG; None saves nothing.
+        path: Where to save the figure, as PNG unless it ends in .svg or .pdf; None saves nothing.
 
     Returns:
         The figure. A run that broke stands at its loss at initialization, as an open mark.
@@ -127,17 +128,16 @@ def sensitivity_figure(found: Sequence[RateSensitivity], path: str | Path | None
     axes = figure.subplots()
     for run, colour in zip(found, COLOURS * len(found), strict=False):
         shown = np.minimum(run.losses, run.first)
-        label = f"{run.name}: {run.value:.2g}".replace("$", r"\$")
+        label = verbatim(f"{run.name}: {run.value:.2g}")
         axes.plot(run.rates, shown, color=colour, linewidth=1.4, label=label)
         broke = np.isinf(run.losses)
         axes.plot(np.array(run.rates)[~broke], shown[~broke], "o", color=colour, markersize=4)
         axes.plot(np.array(run.rates)[broke], shown[broke], "o", color=colour, markersize=5, markerfacecolor="white")
     axes.set_xscale("log")
-    axes.set_xlabel(say("learning rate"), fontsize=9, color=INK)
-    axes.set_ylabel(say("loss at the end, at most the first"), fontsize=9, color=INK)
-    axes.set_title(say("learning-rate sensitivity"), fontsize=10, color=INK, pad=8)
-    axes.grid(color=FAINT, linewidth=0.6)
-    axes.set_axisbelow(True)
+    axes.set_xlabel(say("learning rate"), fontsize=LABEL, color=INK)
+    axes.set_ylabel(say("loss at the end, at most the first"), fontsize=LABEL, color=INK)
+    axes.set_title(say("learning-rate sensitivity"), fontsize=TITLE, color=INK, pad=8)
+    ruled(axes, "both")
     quiet(axes)
-    axes.legend(fontsize=8, frameon=False, labelcolor=INK)
+    axes.legend(fontsize=SMALL, frameon=False, labelcolor=INK)
     return saved(figure, path)

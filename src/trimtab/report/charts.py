@@ -1,11 +1,18 @@
 """What there is to see of a run, as data: the page, the figures and the comparison draw the same charts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trimtab._messages import say
+from trimtab.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Section: TypeAlias = Literal["training", "flow", "depth", "normalization", "curvature", "bounds"]
 """Where on the page a chart stands: how it went, layer by layer over the steps, against theory by depth, and so on."""
@@ -130,3 +137,42 @@ class Charts:
     def of(self, section: Section) -> tuple[Chart, ...]:
         """The charts of a section."""
         return tuple(chart for chart in self.charts if chart.section == section)
+
+    def draw(self, key: str, ax: "Axes | None" = None, *, title: bool = True, legend: bool = True) -> "Axes":
+        """Draw one chart with matplotlib (`trimtab.report.drawing.draw` says how).
+
+        Args:
+            key: Its name, "loss" for instance; `[chart.key for chart in charts]` are all.
+            ax: Axes of yours; None makes a figure of its own, at the width of a column.
+            title: Whether the chart's title stands above it.
+            legend: Whether its curves are named, or its colours explained.
+
+        Returns:
+            The axes.
+
+        Raises:
+            UsageError: There is no such chart.
+        """
+        from trimtab.report.drawing import draw
+
+        if key not in self:
+            known = ", ".join(chart.key for chart in self) or say("none")
+            raise UsageError(say("no chart {key!r}; the charts of this run: {known}", key=key, known=known))
+        return draw(self[key], ax, title=title, legend=legend)
+
+    def save(self, folder: str | Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+        """Draw every chart into a file of its own, named by its key.
+
+        Args:
+            folder: Where to; it is made where it is missing, and files of the same names are replaced.
+            formats: "png", "svg", "pdf": one file a chart for each.
+
+        Returns:
+            The files.
+
+        Raises:
+            UsageError: There is no such format, or the folder cannot be written to.
+        """
+        from trimtab.report.drawing import save_figures
+
+        return save_figures(self, folder, formats)

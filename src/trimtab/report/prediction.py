@@ -208,7 +208,7 @@ class Prediction:
         """Draw signal and gradient by depth, the predicted band and the measured points.
 
         Args:
-            path: Where to save it as PNG; None saves nothing.
+            path: Where to save it, as PNG unless it ends in .svg or .pdf; None saves nothing.
 
         Returns:
             The figure of matplotlib.

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trimtab._messages import say
+from trimtab._style import COLOURS, INK, SMALL, empty, roomy, saved, styled, verbatim
 from trimtab.propagation._checks import PropagationError
-from trimtab.propagation.figures._style import COLOURS, by_depth, empty, roomy, saved
+from trimtab.propagation.figures._layers import by_depth
 from trimtab.propagation.jacobians import NetworkJacobian
 from trimtab.propagation.trajectory import Trajectory
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 NEAREST = 1e-16  # below this 1 - c is rounding
 
 
+@styled
 def collapse_figure(
     predicted: Mapping[str, Trajectory],
     measured: Mapping[str, NetworkJacobian] | None = None,
@@ -32,7 +34,7 @@ def collapse_figure(
     Args:
         predicted: By name, what `trajectory` gives from the start of each net; `plain_net(...).course` too.
         measured: By the same names, what `jacobian` gives for a net, with a row for each layer.
-        path: Where to save the figure as PNG; None saves nothing.
+        path: Where to save the figure, as PNG unless it ends in .svg or .pdf; None saves nothing.
 
     Returns:
         The figure. No global state of matplotlib is touched.
@@ -53,7 +55,7 @@ def collapse_figure(
     depth = max(len(course.d) for course in predicted.values())
     for (name, course), colour in zip(predicted.items(), COLOURS, strict=False):
         layers = np.arange(1, len(course.d) + 1)
-        plain.plot(layers, course.c, color=colour, linewidth=1.8, label=name)
+        plain.plot(layers, course.c, color=colour, linewidth=1.8, label=verbatim(name))
         zoomed.plot(layers, np.where(course.d > NEAREST, course.d, np.nan), color=colour, linewidth=1.8)
         if name in measured:
             found = np.array([layer.correlation for layer in measured[name].layers])
@@ -82,5 +84,12 @@ def collapse_figure(
     by_depth(zoomed, depth, say("1 − c"))
     plain.set_ylim(min(-0.03, plain.get_ylim()[0]), 1.05)
     roomy(zoomed)
-    figure.legend(*plain.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(
+        *plain.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=4,
+        fontsize=SMALL,
+        frameon=False,
+        labelcolor=INK,
+    )
     return saved(figure, path)

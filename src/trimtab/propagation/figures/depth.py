@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trimtab._messages import say
-from trimtab.propagation.figures._style import BLUE, GREEN, GREY, INK, ORANGE, by_depth, empty, roomy, saved
+from trimtab._style import BLUE, GREEN, GREY, INK, LABEL, ORANGE, TITLE, empty, roomy, saved, styled, verbatim
+from trimtab.propagation.figures._layers import by_depth
 from trimtab.propagation.plain import PlainNet
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _MOST = 200.0  # decades; an axis needs room beyond them in a float
 
 
+@styled
 def depth_figure(net: PlainNet, path: str | Path | None = None) -> "Figure":
     """Second moment q, correlation of two inputs and squared gradient by layer, as `plain_net` foretells them.
 
@@ -23,7 +25,7 @@ def depth_figure(net: PlainNet, path: str | Path | None = None) -> "Figure":
 
     Args:
         net: What `plain_net` gives.
-        path: Where to save the figure as PNG; None saves nothing.
+        path: Where to save the figure, as PNG unless it ends in .svg or .pdf; None saves nothing.
 
     Returns:
         The figure. No global state of matplotlib is touched.
@@ -42,7 +44,7 @@ def depth_figure(net: PlainNet, path: str | Path | None = None) -> "Figure":
             value = net.scales.q if axes is signal else net.scales.c
             axes.annotate(
                 name, (1.0, value), xycoords=("axes fraction", "data"), xytext=(3, 0), textcoords="offset points",
-                fontsize=8, color=GREY, va="center", annotation_clip=False,
+                fontsize=LABEL, color=GREY, va="center", annotation_clip=False,
             )  # fmt: skip
     likeness.plot(layers, net.course.c, color=GREEN, **style)
     likeness.set_ylim(min(-0.03, 1.1 * float(net.course.c.min())), 1.05)
@@ -58,8 +60,8 @@ def depth_figure(net: PlainNet, path: str | Path | None = None) -> "Figure":
     figure.suptitle(
         say(
             "{name}: weight variance {weight:.4g}/fan-in, bias variance {bias:.4g}, width {width} (bands: 3 sigma)",
-            name=net.activation, weight=net.weight_var, bias=net.bias_var, width=net.width,
+            name=verbatim(net.activation), weight=net.weight_var, bias=net.bias_var, width=net.width,
         ),
-        fontsize=10, color=INK,
+        fontsize=TITLE, color=INK,
     )  # fmt: skip
     return saved(figure, path)

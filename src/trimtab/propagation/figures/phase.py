@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trimtab._messages import say
+from trimtab._style import BLUE, INK, LABEL, ORANGE, SMALL, TICK, TITLE, empty, quiet, saved, styled, verbatim
 from trimtab.propagation._activation import Activation, Array
 from trimtab.propagation._checks import (
     PropagationError,
@@ -15,7 +16,6 @@ from trimtab.propagation._checks import (
     require_sequence,
     require_whole,
 )
-from trimtab.propagation.figures._style import BLUE, INK, ORANGE, empty, quiet, saved
 from trimtab.propagation.functions import ActivationLike, as_activation
 from trimtab.propagation.gains import mean_derivative_squared, second_moment
 
@@ -27,6 +27,7 @@ _ORDER, _CHAOS, _NONE = BLUE, ORANGE, "#EEEEEE"
 _LEVELS = (2.0, 5.0, 10.0, 20.0, 50.0)
 
 
+@styled
 def phase_diagram(
     activation: ActivationLike,
     weight_var: tuple[float, float] = (0.25, 4.0),
@@ -46,7 +47,7 @@ def phase_diagram(
         activation: The nonlinearity phi: a name, a module, a function.
         weight_var: Lowest and highest n_in Var W.
         bias_var: Lowest and highest Var b.
-        path: Where to save the figure as PNG; None saves nothing.
+        path: Where to save the figure, as PNG unless it ends in .svg or .pdf; None saves nothing.
         points: Points of the grid along each axis.
         levels: Depths of the contours, in layers.
 
@@ -109,7 +110,7 @@ def _depths(axes: "Axes", weights: Array, biases: Array, gains: Array, levels: S
         inside = sorted(mark for mark in marks if np.nanmin(signed) < mark < np.nanmax(signed))
         if inside:
             lines = axes.contour(weights, biases, signed, inside, colors=[colour], linewidths=0.9, linestyles="solid")
-            for text in axes.clabel(lines, fmt=marks, fontsize=7, inline_spacing=2):
+            for text in axes.clabel(lines, fmt=marks, fontsize=TICK, inline_spacing=2):
                 text.set_rotation(0.0)
 
 
@@ -142,10 +143,13 @@ def _dress(
 
     axes.set_xlim(*weight_var)
     axes.set_ylim(*bias_var)
-    axes.set_xlabel(say("weight variance × fan-in"), fontsize=9, color=INK)
-    axes.set_ylabel(say("bias variance"), fontsize=9, color=INK)
+    axes.set_xlabel(say("weight variance × fan-in"), fontsize=LABEL, color=INK)
+    axes.set_ylabel(say("bias variance"), fontsize=LABEL, color=INK)
     axes.set_title(
-        say("{name}: layers until a gradient changes by a factor e", name=name), fontsize=10, color=INK, pad=8
+        say("{name}: layers until a gradient changes by a factor e", name=verbatim(name)),
+        fontsize=TITLE,
+        color=INK,
+        pad=8,
     )
     quiet(axes)
     handles, _ = axes.get_legend_handles_labels()
@@ -158,7 +162,7 @@ def _dress(
             handles.append(Patch(facecolor=colour, alpha=alpha, label=label))
     axes.legend(
         handles=handles,
-        fontsize=8,
+        fontsize=SMALL,
         frameon=False,
         ncols=2,
         loc="upper center",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trimtab.propagation.figures._style import COLOURS, empty, quiet, saved
+from trimtab._style import COLOURS, INK, LABEL, TICK, TITLE, empty, quiet, roomy, ruled, saved, styled, verbatim
 from trimtab.propagation.width._exponents import QUANTITIES
 from trimtab.propagation.width.coordinate import SHOWN_AT, CoordinateCheck
 
@@ -21,6 +21,7 @@ _TITLES = {
 }
 
 
+@styled
 def coordinate_figure(check: CoordinateCheck, path: str | Path | None = None) -> "Figure":
     """Root mean square against width, a panel for each size, a line for each layer, on logarithmic axes.
 
@@ -29,12 +30,12 @@ def coordinate_figure(check: CoordinateCheck, path: str | Path | None = None) ->
 
     Args:
         check: What `coordinate_check` found.
-        path: Where to save the figure as PNG; None saves nothing.
+        path: Where to save the figure, as PNG unless it ends in .svg or .pdf; None saves nothing.
 
     Returns:
         The figure.
     """
-    from matplotlib.ticker import NullFormatter, NullLocator
+    from matplotlib.ticker import NullLocator
 
     figure = empty(10.0, 5.6)
     axes = figure.subplots(2, 2, sharex=True)
@@ -46,33 +47,29 @@ def coordinate_figure(check: CoordinateCheck, path: str | Path | None = None) ->
             axis.plot(check.widths, sizes, ".", color=colour, markersize=4, alpha=0.5)
             with np.errstate(divide="ignore", invalid="ignore"):
                 means = np.exp(np.log(sizes).mean(axis=1))
-            label = f"{site.name} ({site.role}) {site.slope:+.2f}"
+            label = verbatim(f"{site.name} ({site.role}) {site.slope:+.2f}")
             axis.plot(check.widths, means, color=colour, linewidth=1.4, label=label)
         step = SHOWN_AT.get(quantity, check.steps)
         title = _TITLES[quantity] + (f" after {step} steps" if quantity == "change" else "")
-        axis.set_title(title, fontsize=10)
+        axis.set_title(title, fontsize=TITLE, color=INK)
         axis.set_xscale("log")
-        axis.set_yscale("log")
-        low, high = axis.get_ylim()
-        if high < _SPAN * low:  # or the scatter of a flat line fills the panel
-            middle = (low * high) ** 0.5
-            axis.set_ylim(middle / _SPAN**0.5, middle * _SPAN**0.5)
+        roomy(axis, _SPAN)  # or the scatter of a flat line fills the panel
         axis.set_xticks(check.widths, [str(width) for width in check.widths])
         axis.xaxis.set_minor_locator(NullLocator())
-        axis.yaxis.set_minor_formatter(NullFormatter())
-        axis.grid(color="#E5E5E5", linewidth=0.6)
+        ruled(axis, "both")
         quiet(axis)
         if rows:
             axis.legend(
-                fontsize=7,
+                fontsize=TICK,
                 frameon=False,
+                labelcolor=INK,
                 title="layer, slope",
-                title_fontsize=7,
+                title_fontsize=TICK,
                 loc="upper left",
                 bbox_to_anchor=(1.0, 1.0),
             )
     for axis in axes[1]:
-        axis.set_xlabel("width", fontsize=9)
+        axis.set_xlabel("width", fontsize=LABEL, color=INK)
     for axis in axes[:, 0]:
-        axis.set_ylabel("root mean square", fontsize=9)
+        axis.set_ylabel("root mean square", fontsize=LABEL, color=INK)
     return saved(figure, path)

@@ -4,7 +4,7 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,16 @@ DECADES = 2.0
 """What a logarithmic colour scale spans at least, so that noise looks like noise."""
 
 
-def packed(chart: Chart) -> dict[str, Any]:
+MARK = "▸ "
+"""In front of a row that a finding names."""
+
+
+def packed(chart: Chart, places: Collection[str] = ()) -> dict[str, Any]:
     """A chart as plain data.
 
     Args:
         chart: What to draw.
+        places: Modules and parameters that findings name: their rows of a heat map get a mark.
 
     Returns:
         What `assets/page.js` draws from.
@@ -39,12 +44,18 @@ def packed(chart: Chart) -> dict[str, Any]:
         "log": chart.log,
     }
     if isinstance(chart, HeatMap):
-        return common | _heat(chart)
+        return common | _heat(chart, places)
     return common | {
         "x": _numbers(chart.x),
         "names": [clean(name) for name in chart.names],
         "curves": [_curve(curve) for curve in chart.curves],
     }
+
+
+def is_named(row: str, places: Collection[str]) -> bool:
+    """Whether a row is a module that is one of the places, or that one of them lies in."""
+    name = row.split(" ")[0]
+    return any(place == name or place.startswith(f"{name}.") for place in places)
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
@@ -64,12 +75,12 @@ def _number(value: float) -> float | int | None:
     return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.6g}")
 
 
-def _heat(chart: HeatMap) -> dict[str, Any]:
+def _heat(chart: HeatMap, places: Collection[str]) -> dict[str, Any]:
     low, high = colour_range([chart])
     codes = encoded(chart.values, low, high, chart.log)
     return {
         "columns": _numbers(chart.columns),
-        "rows": [clean(row) for row in chart.rows],
+        "rows": [MARK * is_named(row, places) + clean(row) for row in chart.rows],
         "unit": clean(chart.unit),
         "low": low,
         "high": high,

@@ -16,7 +16,7 @@ from trimtab._messages import say
 from trimtab.errors import UsageError
 from trimtab.report.charts import SECTIONS, Chart, Charts, HeatMap, LineChart, Section
 from trimtab.report.diagnosis import Diagnosis
-from trimtab.report.html.packing import as_script, packed
+from trimtab.report.html.packing import as_script, is_named, packed
 from trimtab.report.html.pages import page_html
 from trimtab.report.outline import SEVERITY_NAMES, confidence, count, facts, fold, from_here, place
 from trimtab.report.pages import title
@@ -49,6 +49,8 @@ def render_html(diagnosis: Diagnosis, *, charts: Charts | None = None, prescript
     """
     charts = diagnosis.charts if charts is None else charts
     groups, notes = fold(diagnosis)
+    places = {place for main, following in groups for found in (main, *following) for place in found.where}
+    marked = {c.key for c in charts if isinstance(c, HeatMap) and any(is_named(row, places) for row in c.rows)}
     return (
         environment()
         .get_template("page.html")
@@ -59,8 +61,9 @@ def render_html(diagnosis: Diagnosis, *, charts: Charts | None = None, prescript
             prescription=prescription,
             sections=sections(charts),
             remarks=charts.notes,
+            marked=marked,
             rows=list(facts(diagnosis.run)),
-            **shell(clean(diagnosis.run.name), {"charts": [packed(chart) for chart in charts]}),
+            **shell(clean(diagnosis.run.name), {"charts": [packed(chart, places) for chart in charts]}),
         )
     )
 

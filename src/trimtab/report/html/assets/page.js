@@ -25,7 +25,7 @@
   }
 
   function shorten(name, most) { // a class behind the name goes first, then the name's beginning
-    const kept = name.length > most ? name.split(" ")[0] : name;
+    const kept = name.length > most ? name.replace(/^((?:▸ )?\S+) .*$/, "$1") : name;
     return kept.length > most ? `…${kept.slice(1 - most)}` : kept;
   }
 
