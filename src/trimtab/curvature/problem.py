@@ -236,6 +236,11 @@ class Problem:
 
     # ------------------------------------------------------------------------------------------------ ranks
 
+    @property
+    def alone(self) -> bool:
+        """Whether one rank holds all batches."""
+        return self._group is None
+
     def reduced(self, tensor: Tensor) -> Tensor:
         """What the ranks of a distributed run have of a sum, added up; the tensor itself where there is one rank."""
         return tensor if self._group is None else _distributed.summed(tensor, self._group)
