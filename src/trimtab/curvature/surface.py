@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trimtab._setup import Setup
 from trimtab.curvature._checks import CurvatureError, kind
 from trimtab.curvature.directions import Directions, given_directions, gradient_direction, random_directions
-from trimtab.curvature.given import as_problem
+from trimtab.curvature.hessian import as_problem
 from trimtab.curvature.problem import Loss, Problem
 from trimtab.curvature.surface_store import Store, identity
 
