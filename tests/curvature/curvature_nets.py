@@ -36,7 +36,9 @@ class Recurrent(nn.Module):
 class Convolutional(nn.Module):
     def __init__(self, norm):
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), norm, nn.Tanh(), nn.Conv2d(8, 12, 3, stride=2), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), norm, nn.Tanh(), nn.Conv2d(8, 12, 3, stride=2), nn.ReLU()
+        )
         self.out = nn.Linear(24, 5)
 
     def forward(self, x):
@@ -44,7 +46,9 @@ class Convolutional(nn.Module):
 
 
 def _mlp(norm):
-    return nn.Sequential(nn.Linear(24, 22), norm(22), nn.Tanh(), nn.Linear(22, 22), norm(22), nn.Tanh(), nn.Linear(22, 5))
+    return nn.Sequential(
+        nn.Linear(24, 22), norm(22), nn.Tanh(), nn.Linear(22, 22), norm(22), nn.Tanh(), nn.Linear(22, 5)
+    )
 
 
 NETS = {
@@ -102,8 +106,12 @@ def dense_hessian(model, batches, mode, weights=None):
     """Double backward of one entry of the gradient after the other; vmap takes many at a time, which every twentieth row confirms."""
     origin, gradient = flat_gradient(model, batches, mode, weights)
     leaf, g = gradient(origin, create_graph=True)
+    if any(isinstance(module, nn.GroupNorm) for module in model.modules()):  # its double backward knows no vmap
+        return torch.stack([torch.autograd.grad(entry, leaf, retain_graph=True)[0] for entry in g])
     rows = torch.eye(len(leaf), dtype=leaf.dtype).split(256)
-    dense = torch.cat([torch.autograd.grad(g, leaf, some, retain_graph=True, is_grads_batched=True)[0] for some in rows])
+    dense = torch.cat([
+        torch.autograd.grad(g, leaf, some, retain_graph=True, is_grads_batched=True)[0] for some in rows
+    ])
     for i in range(0, len(leaf), 20):
         (row,) = torch.autograd.grad(g[i], leaf, retain_graph=True)
         assert float((dense[i] - row).norm()) <= 1e-12 * float(dense.norm())

@@ -125,7 +125,7 @@ def test_gauss_newton_equals_curvlinops_and_backpack():
     model = extend(model.eval())
     criterion = extend(nn.CrossEntropyLoss())
     with backpack(DiagGGNExact()):
-        criterion(model(batches[0][0]), batches[0][1]).backward()
+        criterion(model(batches[0][0].requires_grad_()), batches[0][1]).backward()
     diagonal = torch.cat([p.diag_ggn_exact.reshape(-1) for p in model.parameters()])
     model, batches = made("batch norm", sizes=(13,))  # theirs leaves hooks in the model
     assert error(ggn(model, loss, batches, mode="eval").dense().diagonal(), diagonal) <= 1e-10
@@ -176,7 +176,10 @@ def test_blocks_are_the_diagonal_blocks(truths):
         assert one.shape == (22 * 22, 22 * 22)
         chosen = make(model, loss, batches, parameters=["3", "0.bias"])
         assert chosen.names == ("0.bias", "3.weight", "3.bias")
-        index = torch.cat([torch.arange(24 * 22, 24 * 22 + 22), torch.arange(operator.layers[2].where.start, operator.layers[2].where.stop)])
+        index = torch.cat([
+            torch.arange(24 * 22, 24 * 22 + 22),
+            torch.arange(operator.layers[2].where.start, operator.layers[2].where.stop),
+        ])
         assert error(chosen.dense(), dense[index][:, index]) <= 1e-10
 
 
