@@ -19,7 +19,7 @@ from trimtab import _distributed
 from trimtab._setup import Setup
 from trimtab.curvature._checks import CurvatureError, kind, require_choice
 from trimtab.curvature.batches import copied, drawn, drawn_from_setup, samples_in, shares
-from trimtab.curvature.shadow import Shadow, unwrapped
+from trimtab.curvature.shadow import Shadow, differentiating, unwrapped
 from trimtab.curvature.soundness import checked, chosen, dtype_of
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -98,16 +98,27 @@ class Problem:
     @property
     def layers(self) -> tuple[Layer, ...]:
         """The modules that hold the chosen parameters, in the order of the flat vector."""
+        return self.layers_of(range(len(self.names)))
+
+    def layers_of(self, which: Iterable[int]) -> tuple[Layer, ...]:
+        """The modules that hold some of the chosen parameters.
+
+        Args:
+            which: Places in `names`.
+
+        Returns:
+            The modules, with their places in the flat vector of these parameters alone.
+        """
         found: list[Layer] = []
         start = 0
-        for name, size in zip(self.names, self._sizes, strict=True):
-            owner = name.rpartition(".")[0]
+        for i in which:
+            owner, end = self.names[i].rpartition(".")[0], start + self._sizes[i]
             if found and found[-1].name == owner:
                 last = found.pop()
-                found.append(Layer(owner, (*last.names, name), slice(last.where.start, start + size)))
+                found.append(Layer(owner, (*last.names, self.names[i]), slice(last.where.start, end)))
             else:
-                found.append(Layer(owner, (name,), slice(start, start + size)))
-            start += size
+                found.append(Layer(owner, (self.names[i],), slice(start, end)))
+            start = end
         return tuple(found)
 
     def vector(self, tensors: Iterable[Tensor] | None = None) -> Tensor:
@@ -165,7 +176,7 @@ class Problem:
         """
         point = self.variables(vector)
         value, gradient = 0.0, torch.zeros(self.size, dtype=self.dtype, device=self.device)
-        with torch.inference_mode(False), torch.enable_grad():
+        with differentiating():
             for weight, loss in self.losses(point):
                 value += weight * float(loss.detach())
                 pieces = torch.autograd.grad(loss, point, allow_unused=True, materialize_grads=True)

@@ -68,6 +68,17 @@ def copied_in_mode(model: nn.Module, training: bool, dtype: torch.dtype) -> nn.M
     return shadow
 
 
+@contextmanager
+def differentiating() -> Iterator[None]:
+    """Gradients on and autocast off, wherever the caller is: backward passes are computations like others.
+
+    Yields:
+        Nothing.
+    """
+    with torch.inference_mode(False), torch.enable_grad(), without_autocast():
+        yield
+
+
 class _Losses(nn.Module):
     """`loss(model, batch)` as a module, so that `functional_call` can exchange the parameters."""
 

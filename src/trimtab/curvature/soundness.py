@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trimtab.curvature._checks import CurvatureError
 from trimtab.curvature.memory import saved_bytes
+from trimtab.curvature.shadow import differentiating
 
 if TYPE_CHECKING:
     from trimtab.curvature.problem import Problem
@@ -30,7 +31,7 @@ def checked(problem: "Problem") -> tuple[tuple[str, ...], int]:
         if not bool(parameter.isfinite().all()):
             raise CurvatureError(f"parameter {name} holds NaN or infinity, so no curvature is defined there")
     point = problem.variables()
-    with torch.inference_mode(False), torch.enable_grad(), saved_bytes() as saved:
+    with differentiating(), saved_bytes() as saved:
         loss = problem.batch_loss(0, point)
     if not loss.requires_grad:
         raise CurvatureError(
@@ -61,7 +62,7 @@ def _unused(problem: "Problem", point: Sequence[Tensor], reached: set[int]) -> t
     for index in range(1, len(problem.batches)):
         if len(reached.intersection(map(id, point))) == len(point):
             break
-        with torch.inference_mode(False), torch.enable_grad():
+        with differentiating():
             reached = reached | _reached(problem.batch_loss(index, point))
     unused = tuple(name for name, leaf in zip(problem.names, point, strict=True) if id(leaf) not in reached)
     if len(unused) == len(point):
