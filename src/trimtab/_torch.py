@@ -18,6 +18,7 @@
 - `torch.multiprocessing.reductions.StorageWeakRef`: a storage, not kept alive; while it is held, no other comes by its identity.
 - `torch.autograd.backward`: the one Python function behind `Tensor.backward`; it is wrapped while somebody listens.
 - `Module.__call__`: what every call of a module goes by; it is wrapped until a script's first training pass has come.
+- `Optimizer.step.hooked`: that torch has wrapped a class's step to call the hooks of optimizers; `__wrapped__` is the step alone.
 - `torch.compiler.set_stance(...)`: what it returns, a context manager, knows the stance before (`prev`).
 - `torch.compile`: it is wrapped until it has brought the compiler into the process, while somebody wants compiled code to run eagerly.
 - `torch._C._dynamo.eval_frame.set_code_exec_strategy`, and the attribute `_torchdynamo_disable`: what `torch.compiler.disable`
@@ -60,6 +61,7 @@ __all__ = [
     "notice_scalers",
     "output_shape",
     "sequence_number",
+    "step_unheard",
     "stop_listening_to_backward",
     "undisturbed",
     "weak_storage",
@@ -348,6 +350,12 @@ def weak_storage(tensor: torch.Tensor) -> StorageWeakRef | None:
         return StorageWeakRef(storage) if storage.data_ptr() else None  # type: ignore[no-untyped-call]
     except (NotImplementedError, RuntimeError, TypeError, ValueError):
         return None
+
+
+def step_unheard(optimizer: torch.optim.Optimizer) -> None:
+    """One step of an optimizer of our own, of which hooks of all optimizers (a user's, or those of a watched run) hear nothing."""
+    step: Any = type(optimizer).step
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 
 _stance: Any = None

@@ -1,21 +1,64 @@
-"""Curvature of a loss at some parameters: operators, eigenvalues, spectral density and traces, each with a certificate."""
+"""Curvature of a loss at some parameters: operators, eigenvalues, spectral density and traces, each with a certificate.
+
+Beside them the loss itself: on lines and planes, along the step that training takes, and against what the optimizer bears.
+"""
 
 from trimtab.curvature._checks import CurvatureError
+from trimtab.curvature.batchnorm_identity import BatchNormIdentity, batchnorm_identity
+from trimtab.curvature.covariate_shift import CovariateShift, covariate_shift
+from trimtab.curvature.directions import (
+    Directions,
+    between,
+    given_directions,
+    gradient_direction,
+    random_directions,
+    trajectory_directions,
+)
 from trimtab.curvature.ggn import EmpiricalFisher, GaussNewton, fisher, ggn
 from trimtab.curvature.hessian import Hessian, hessian
+from trimtab.curvature.normalized_weights import ScaleInvariance, scale_invariance
 from trimtab.curvature.operator import Operator
+from trimtab.curvature.preconditioner import PreconditionedHessian, preconditioned
 from trimtab.curvature.problem import Layer, Problem, problem
+from trimtab.curvature.real_step import real_step
+from trimtab.curvature.sharpness import Sharpness, sharpness
+from trimtab.curvature.smoothness import Smoothness, smoothness
+from trimtab.curvature.stability import StabilityLimit, stability_limit
+from trimtab.curvature.surface import Surface, surface
 
 __all__ = [
+    "BatchNormIdentity",
+    "CovariateShift",
     "CurvatureError",
+    "Directions",
     "EmpiricalFisher",
     "GaussNewton",
     "Hessian",
     "Layer",
     "Operator",
+    "PreconditionedHessian",
     "Problem",
+    "ScaleInvariance",
+    "Sharpness",
+    "Smoothness",
+    "StabilityLimit",
+    "Surface",
+    "batchnorm_identity",
+    "between",
+    "covariate_shift",
     "fisher",
     "ggn",
+    "given_directions",
+    "gradient_direction",
     "hessian",
+    "preconditioned",
     "problem",
+    "random_directions",
+    "real_step",
+    "scale_invariance",
+    "sharpness",
+    "smoothness",
+    "stability_limit",
+    "surface",
+    "trajectory_directions",
 ]

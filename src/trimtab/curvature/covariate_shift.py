@@ -59,7 +59,9 @@ def covariate_shift(
         CurvatureError: An argument is not what it must be.
     """
     if not isinstance(setup, Setup):
-        raise CurvatureError(f"setup must be a trimtab.Setup, whose optimizer takes the step, but it is a {type(setup).__name__}")
+        raise CurvatureError(
+            f"setup must be a trimtab.Setup, whose optimizer takes the step, but it is a {type(setup).__name__}"
+        )
     found = problem(setup, **options)
     _, gradient = found.gradient()
     moved = real_step(setup, found, gradient) if step is None else found.vector(found.pieces(step.detach()))

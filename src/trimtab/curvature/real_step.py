@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trimtab._setup import Setup
+from trimtab._torch import step_unheard
 from trimtab.curvature._checks import CurvatureError, kind
 from trimtab.curvature.problem import Problem
 from trimtab.curvature.shadow import unwrapped
@@ -46,7 +47,7 @@ def real_step(setup: Setup, problem: Problem, gradient: Tensor) -> Tensor:
         try:
             own = copy.deepcopy(optimizer, memo)
             with torch.inference_mode(False), torch.enable_grad():
-                own.step()
+                step_unheard(own)
         except Exception as error:
             raise CurvatureError(
                 f"the step of {type(optimizer).__name__} cannot be computed from a gradient alone "

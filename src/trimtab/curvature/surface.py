@@ -173,9 +173,7 @@ def _axis(span: Any, points: Any) -> np.ndarray:
     except (TypeError, ValueError):
         low = high = np.nan
     if not (np.isfinite([low, high]).all() and low < high):
-        raise CurvatureError(
-            f"span must be a number above 0, or a lowest and a higher coordinate, but it is {span!r}"
-        )
+        raise CurvatureError(f"span must be a number above 0, or a lowest and a higher coordinate, but it is {span!r}")
     if isinstance(points, bool) or not isinstance(points, int) or points < 2:
         raise CurvatureError(f"points must be a whole number of at least 2, but it is {points!r}")
     axis = np.linspace(low, high, points)

@@ -51,7 +51,7 @@ class Store:
         try:
             found = json.loads(head)
             kind = found.pop("kind")
-        except (ValueError, AttributeError, KeyError):
+        except (ValueError, AttributeError, KeyError, TypeError):  # no JSON, or none of ours
             kind = None
         if kind != KIND:
             raise CurvatureError(f"store {self.path} is no file of a surface; give another path")
