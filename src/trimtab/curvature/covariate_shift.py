@@ -90,6 +90,12 @@ def _in_order(found: Problem) -> list[Layer]:
     """The layers as the forward pass of the first batch comes to them; what it does not call comes first, as it is named.
 
     A parameter of a module that is never called itself (a positional embedding) is used by its parent, which is there from the start.
+
+    Args:
+        found: The problem.
+
+    Returns:
+        The layers.
     """
     calls: dict[str, int] = {}
 

@@ -1,4 +1,4 @@
-"""Whether the loss knows the length of a layer's weights. Before a normalization it does not:
+"""Whether the loss knows the length of a layer's weights; before a normalization it does not.
 
     L(c w) = L(w),    g(c w) = g(w) / c,    w'g(w) = 0
 

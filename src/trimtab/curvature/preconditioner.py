@@ -90,10 +90,12 @@ def _divisor(optimizer: optim.Optimizer, group: dict[str, Any], state: dict[str,
         v = averaged("exp_avg_sq", second, square)
         if group["amsgrad"] and isinstance(state.get("max_exp_avg_sq"), Tensor):
             v = torch.maximum(v, state["max_exp_avg_sq"].to(v.device, v.dtype))
-        return (1 - first**step) * ((v / (1 - second**step)).sqrt() + float(group["eps"]))
+        divisor: Tensor = (v / (1 - second**step)).sqrt() + float(group["eps"])
+        return (1 - first**step) * divisor
     if isinstance(optimizer, optim.RMSprop):
         v = averaged("square_avg", float(group["alpha"]), square)
         if group["centered"]:
             v = (v - averaged("grad_avg", float(group["alpha"]), gradient).square()).clamp(min=0)
-        return v.sqrt() + float(group["eps"])
+        divisor = v.sqrt() + float(group["eps"])
+        return divisor
     return torch.ones_like(gradient)

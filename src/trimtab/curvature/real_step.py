@@ -45,9 +45,9 @@ def real_step(setup: Setup, problem: Problem, gradient: Tensor) -> Tensor:
                 if id(p) not in memo:  # not of this problem: there, but without a gradient
                     memo[id(p)] = nn.Parameter(p.detach().clone())
         try:
-            own = copy.deepcopy(optimizer, memo)
+            double = copy.deepcopy(optimizer, memo)
             with torch.inference_mode(False), torch.enable_grad():
-                step_unheard(own)
+                step_unheard(double)
         except Exception as error:
             raise CurvatureError(
                 f"the step of {type(optimizer).__name__} cannot be computed from a gradient alone "

@@ -77,7 +77,7 @@ class Smoothness:
     @property
     def values(self) -> np.ndarray:
         """Change of the gradient over distance, at each length."""
-        return self.changes / self.distances
+        return np.asarray(self.changes / self.distances)
 
     @property
     def value(self) -> float:

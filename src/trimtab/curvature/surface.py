@@ -23,6 +23,7 @@ from trimtab.curvature.surface_store import Store, identity
 
 Progress = Callable[[int, int], None]
 Span = float | tuple[float, float]
+PAIR = (tuple, list)
 POINTS = {1: 51, 2: 21}
 """Points along each axis of a line and of a plane, where nothing else is said."""
 
@@ -160,8 +161,8 @@ def _directions(problem: Problem, given: Any) -> Directions:
 
 def _axes(span: Any, points: Any, count: int) -> tuple[np.ndarray, ...]:
     """The coordinates along each direction."""
-    spans = span if isinstance(span, Sequence) and span and isinstance(span[0], Sequence) else (span,) * count
-    counts = points if isinstance(points, Sequence) else (POINTS[count] if points is None else points,) * count
+    spans = span if isinstance(span, PAIR) and span and isinstance(span[0], PAIR) else (span,) * count
+    counts = points if isinstance(points, PAIR) else (POINTS[count] if points is None else points,) * count
     if len(spans) != count or len(counts) != count:
         raise CurvatureError(f"span and points must be of {count} directions, but they are {span!r} and {points!r}")
     return tuple(_axis(*pair) for pair in zip(spans, counts, strict=True))
@@ -169,7 +170,7 @@ def _axes(span: Any, points: Any, count: int) -> tuple[np.ndarray, ...]:
 
 def _axis(span: Any, points: Any) -> np.ndarray:
     try:
-        low, high = (float(s) for s in (span if isinstance(span, Sequence) else (-span, span)))
+        low, high = (float(s) for s in (span if isinstance(span, PAIR) else (-span, span)))
     except (TypeError, ValueError):
         low = high = np.nan
     if not (np.isfinite([low, high]).all() and low < high):
