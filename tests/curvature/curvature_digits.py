@@ -40,7 +40,9 @@ def in_batches(x, y, seed, size=128):
     generator = torch.Generator().manual_seed(seed)
 
     def one_pass():
-        return [(x[rows], y[rows]) for rows in torch.randperm(len(x), generator=generator).split(size) if len(rows) == size]
+        return [
+            (x[rows], y[rows]) for rows in torch.randperm(len(x), generator=generator).split(size) if len(rows) == size
+        ]
 
     return one_pass
 

@@ -66,7 +66,9 @@ def test_batch_norm_bears_a_larger_rate():
                     good[norm].append(2.0**k)
         measured = max(good["batch norm"]) / max(good["none"])
         predicted = foretold["batch norm"] / foretold["none"]
-        print(f"seed {seed}: largest rates {good['none'][-1]} -> {good['batch norm'][-1]}, foretold ratio {predicted:.1f}")
+        print(
+            f"seed {seed}: largest rates {good['none'][-1]} -> {good['batch norm'][-1]}, foretold ratio {predicted:.1f}"
+        )
         assert 4 <= measured <= 16
         assert 0.5 < measured / predicted < 2
         assert min(good["batch norm"]) >= min(good["none"])

@@ -89,6 +89,14 @@ def test_vectors_move_where_they_are_asked_to(mixed):
     assert torch.equal(without["out.weight"], found["out.weight"])
 
 
+def test_a_direction_in_which_nothing_moves_is_refused():
+    one_axis = nn.BatchNorm1d(3).double()
+    found = problem(one_axis, lambda m, x: m(x).square().mean(), [torch.randn(5, 3).double()])
+    with pytest.raises(CurvatureError, match=r"zero everywhere: .* give vectors=True"):
+        random_directions(found)
+    assert random_directions(found, 1, vectors=True).vectors[0].any()
+
+
 def test_seeds(mixed):
     a, b, c = (random_directions(mixed, 1, seed=s).vectors[0] for s in (0, 0, 1))
     assert torch.equal(a, b)

@@ -60,6 +60,9 @@ def random_directions(
 
     Returns:
         The directions.
+
+    Raises:
+        CurvatureError: Nothing would move, since every chosen parameter has one axis, or is zero.
     """
     require_count("count", count)
     require_choice("scale", scale, SCALES)
@@ -78,6 +81,11 @@ def random_directions(
                 piece = scaled_as(piece, own)
             pieces.append(piece)
         found.append(problem.vector(pieces))
+        if not bool(found[-1].any()):
+            raise CurvatureError(
+                "a random direction is zero everywhere: every chosen parameter has one axis and stays, or is zero and has no "
+                "length to take; give vectors=True, or scale=\"none\""
+            )
     return Directions(tuple(found), tuple(f"random {seed}.{i}" for i in range(count)))
 
 
