@@ -170,7 +170,7 @@ def _set_state(generator: Any, state: Any) -> None:
 
 
 def _generators() -> tuple[Any, ...]:
-    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     cuda = torch.cuda.get_rng_state_all() if used else None
     return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
 

@@ -5,7 +5,7 @@ normalizations use the statistics of the batch at each point, as training does. 
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,17 +119,15 @@ def surface(
     evaluations = 2
     with _kept(problem, store, along.vectors, axes, centre) as kept:
         done = dict(kept.done) if kept is not None else {}
-        for place, where in _grid(axes):
-            if place in done:
-                values.flat[place] = done[place]
-                continue
-            value = problem.value(_point(origin, along.vectors, where))
+        for place, value in done.items():
+            values.flat[place] = value
+        for place, value in _losses(problem, along.vectors, axes, done.keys()):
             evaluations += 1
-            values.flat[place] = done[place] = value
+            values.flat[place] = value
             if kept is not None:
                 kept.add(place, value)
             if progress is not None:
-                progress(len(done), values.size)
+                progress(len(done) + evaluations - 2, values.size)
     seconds = time.perf_counter() - started
     return Surface(axes, values, centre, 0.0, along, problem.mode, evaluations, seconds)
 
@@ -182,17 +180,23 @@ def _axis(span: Any, points: Any) -> np.ndarray:
     return axis
 
 
-def _grid(axes: Sequence[np.ndarray]) -> Iterator[tuple[int, tuple[float, ...]]]:
-    """The number and the coordinates of each point, row by row."""
-    for place, index in enumerate(np.ndindex(*(len(axis) for axis in axes))):
-        yield place, tuple(float(axis[i]) for axis, i in zip(axes, index, strict=True))
+def _losses(
+    problem: Problem, vectors: Sequence[Tensor], axes: Sequence[np.ndarray], done: Container[int]
+) -> Iterator[tuple[int, float]]:
+    """The number and the loss of each point that is not done, row by row."""
+    columns = axes[1] if len(axes) == 2 else np.zeros(1)
+    for row, first in enumerate(axes[0]):
+        places = [row * len(columns) + column for column in range(len(columns))]
+        start = _point(problem.vector(), vectors[:1], (float(first),))
+        for place, second in zip(places, columns, strict=True):
+            if place not in done:
+                yield place, problem.value(_point(start, vectors[1:], (float(second),) * (len(axes) - 1)))
 
 
 def _point(origin: Tensor, vectors: Sequence[Tensor], where: Sequence[float]) -> Tensor:
-    point = origin.clone()
     for vector, coordinate in zip(vectors, where, strict=True):
-        point.add_(vector, alpha=coordinate)
-    return point
+        origin = origin.add(vector, alpha=coordinate)
+    return origin
 
 
 @contextmanager
