@@ -8,7 +8,15 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from trimtab import Setup
-from trimtab.curvature import CurvatureError, problem, random_directions, sharpness, smoothness, surface, trajectory_directions
+from trimtab.curvature import (
+    CurvatureError,
+    problem,
+    random_directions,
+    sharpness,
+    smoothness,
+    surface,
+    trajectory_directions,
+)
 from trimtab.curvature.figures import sharpness_figure, smoothness_figure, surface_figure
 from trimtab.curvature.figures.surface import levels
 

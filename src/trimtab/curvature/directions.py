@@ -84,7 +84,7 @@ def random_directions(
         if not bool(found[-1].any()):
             raise CurvatureError(
                 "a random direction is zero everywhere: every chosen parameter has one axis and stays, or is zero and has no "
-                "length to take; give vectors=True, or scale=\"none\""
+                'length to take; give vectors=True, or scale="none"'
             )
     return Directions(tuple(found), tuple(f"random {seed}.{i}" for i in range(count)))
 

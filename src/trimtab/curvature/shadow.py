@@ -121,6 +121,7 @@ class Shadow:
         self._losses = _Losses(self.model, loss)
         self._loss = loss
         self._compiled = is_compiled(model)
+        self._held = False
         devices = {p.device.type for p in self.model.parameters()}
         self._fused_rnn = "cuda" in devices and any(isinstance(m, nn.RNNBase) for m in self.model.modules())
 
@@ -147,10 +148,14 @@ class Shadow:
         Yields:
             Nothing.
         """
+        if self._held:
+            yield
+            return
         fast = torch.backends.mha.get_fastpath_enabled()
         with ExitStack() as stack:
             # What the loss function takes from around it (a teacher, a generator) is put back as well.
-            stack.enter_context(unchanged(used_by=(self._loss,)))
+            kept = stack.enter_context(unchanged(used_by=(self._loss,)))
+            self._uses_others = not kept.stateless
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(without_autocast())
             if self._fused_rnn:  # cuDNN's has no double backward
@@ -161,6 +166,22 @@ class Shadow:
                 force_eager(True, self)
                 stack.callback(force_eager, False, self)
             yield
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """One surroundings for several losses, a quarter of a millisecond less for each.
+
+        Where the loss takes something with a state from around it, that is put back after each loss all the same.
+
+        Yields:
+            Nothing. Nothing of the user's may run inside but the loss.
+        """
+        with self.surroundings():
+            self._held = not self._uses_others
+            try:
+                yield
+            finally:
+                self._held = False
 
     def active_dropouts(self) -> list[str]:
         """Names of the modules that draw a random mask."""

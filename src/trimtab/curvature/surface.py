@@ -24,6 +24,9 @@ from trimtab.curvature.surface_store import Store, identity
 Progress = Callable[[int, int], None]
 Span = float | tuple[float, float]
 PAIR = (tuple, list)
+TOGETHER = 0.05
+"""Seconds after which a few losses are handed over: progress is told so often, or after each point where one takes longer."""
+
 POINTS = {1: 51, 2: 21}
 """Points along each axis of a line and of a plane, where nothing else is said."""
 
@@ -107,9 +110,8 @@ def surface(
     problem = as_problem(setup_or_model, loss, batches, **options)
     along = _directions(problem, directions)
     axes = _axes(span, points, len(along.vectors))
-    origin = problem.vector()
     centre = problem.value()
-    at_origin = problem.value(_point(origin, along.vectors, (0.0,) * len(axes)))
+    at_origin = problem.value(problem.vector() + 0.0 * sum(along.vectors))
     if not np.array_equal(at_origin, centre, equal_nan=True):
         raise CurvatureError(
             f"loss at the centre of the slice is {at_origin!r} and that of the model {centre!r}; the loss is not the same twice"
@@ -121,13 +123,15 @@ def surface(
         done = dict(kept.done) if kept is not None else {}
         for place, value in done.items():
             values.flat[place] = value
-        for place, value in _losses(problem, along.vectors, axes, done.keys()):
-            evaluations += 1
-            values.flat[place] = value
-            if kept is not None:
-                kept.add(place, value)
-            if progress is not None:
-                progress(len(done) + evaluations - 2, values.size)
+        waiting = _points(problem, along.vectors, axes, done)
+        finished = len(done)
+        while found := _losses(problem, waiting, kept):
+            evaluations += len(found)
+            for place, value in found:
+                values.flat[place] = value
+                finished += 1
+                if progress is not None:
+                    progress(finished, values.size)
     seconds = time.perf_counter() - started
     return Surface(axes, values, centre, 0.0, along, problem.mode, evaluations, seconds)
 
@@ -180,23 +184,31 @@ def _axis(span: Any, points: Any) -> np.ndarray:
     return axis
 
 
-def _losses(
+def _losses(problem: Problem, waiting: Iterator[tuple[int, Tensor]], kept: Store | None) -> list[tuple[int, float]]:
+    """The losses of the next points, each stored as soon as it is known; a few at a time, and one where that takes long."""
+    found: list[tuple[int, float]] = []
+    started = time.perf_counter()
+    with problem.shadow.held():
+        for place, point in waiting:
+            found.append((place, problem.value(point)))
+            if kept is not None:
+                kept.add(*found[-1])
+            if time.perf_counter() - started > TOGETHER:
+                break
+    return found
+
+
+def _points(
     problem: Problem, vectors: Sequence[Tensor], axes: Sequence[np.ndarray], done: Container[int]
-) -> Iterator[tuple[int, float]]:
-    """The number and the loss of each point that is not done, row by row."""
+) -> Iterator[tuple[int, Tensor]]:
+    """The number and the parameters of each point that is not done, row by row."""
     columns = axes[1] if len(axes) == 2 else np.zeros(1)
     for row, first in enumerate(axes[0]):
-        places = [row * len(columns) + column for column in range(len(columns))]
-        start = _point(problem.vector(), vectors[:1], (float(first),))
-        for place, second in zip(places, columns, strict=True):
+        start = problem.vector().add_(vectors[0], alpha=float(first))
+        for column, second in enumerate(columns):
+            place = row * len(columns) + column
             if place not in done:
-                yield place, problem.value(_point(start, vectors[1:], (float(second),) * (len(axes) - 1)))
-
-
-def _point(origin: Tensor, vectors: Sequence[Tensor], where: Sequence[float]) -> Tensor:
-    for vector, coordinate in zip(vectors, where, strict=True):
-        origin = origin.add(vector, alpha=coordinate)
-    return origin
+                yield place, start if len(axes) == 1 else start.add(vectors[1], alpha=float(second))
 
 
 @contextmanager
