@@ -23,7 +23,6 @@ from trimtab.curvature import (
     trace,
 )
 from trimtab.curvature.krylov import Krylov
-from trimtab.curvature.lanczos import bounds
 from trimtab.curvature.operator import Operator
 
 
@@ -80,10 +79,10 @@ def test_errors_are_within_their_bounds(nets, case, which):
     for seed in range(3):
         found = eigenvalues(h, 5, 1e-3, which=which, seed=seed)
         assert found.converged.all()
-        assert np.all(np.abs(found.values - truth[:5]) <= found.error)
+        assert np.all(np.abs(found.values - truth[:5]) <= found.error + 1e-14)
         assert np.all(np.abs(found.values - truth[:5]) <= 1e-3 * np.abs(truth[:5]))
         residual = (dense @ found.vectors.T - found.vectors.T * torch.from_numpy(found.values)).norm(dim=0)
-        assert np.all(residual.numpy() <= found.residual + 1e-12)
+        assert np.all(residual.numpy() <= found.error + 1e-12)
         assert found.symmetry <= 1e-13
         assert found.symmetric
         assert (found.mode, found.tolerance, found.which) == (case[1], 1e-3, which)
@@ -102,16 +101,21 @@ def test_what_has_not_converged_says_so(nets):
     assert found.products == 10
     assert not found.converged.all()
     assert "not within the tolerance 1e-06" in str(found)
-    assert np.all(np.abs(found.values[:1] - truth[:1]) <= found.residual[:1])
+    assert np.all(np.abs(found.values[:1] - truth[:1]) <= found.error[:1])
 
 
-def test_a_neighbour_that_has_not_settled_makes_no_gap():
-    """r^2 / gap with the plain gap to Ritz values promised 1e-4 here; the neighbour's own residual is as large as the gap."""
-    theta, residuals = np.array([10.0, 9.0]), np.array([0.01, 2.0])
-    tight, plain = bounds(theta, residuals, 1)
-    assert tight[0] == plain[0] == 0.01
-    settled, _ = bounds(theta, np.array([0.01, 0.5]), 1)
-    assert settled[0] == pytest.approx(0.01**2 / 0.5)
+def test_on_spectra_without_gaps_each_value_is_one_and_hardly_any_is_missed():
+    """300 Gaussian numbers. Here an eigenvalue is missed now and then, which no bound can tell, and two neighbours taken for one."""
+    missed = 0
+    for seed in range(12):
+        values = np.random.default_rng(seed).normal(size=300)
+        truth = values[np.argsort(-np.abs(values))][:5]
+        matrix = Matrix(symmetric(values, seed))
+        for start in range(4):
+            found = eigenvalues(matrix, 5, 1e-3, seed=start)
+            assert np.all(np.abs(found.values[:, None] - values).min(1) <= found.error)
+            missed += bool(np.max(np.abs(found.values / truth - 1)) > 1e-3)
+    assert missed <= 3
 
 
 def test_an_operator_that_is_not_symmetric_is_found_out():
@@ -130,6 +134,7 @@ def test_an_operator_that_is_not_symmetric_is_found_out():
         assert "NOT SYMMETRIC" in str(result)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_wrong_hessian_of_the_peers_does_not_pass_the_symmetry_test():
     """`torch.func.hessian` through affine LayerNorm."""
     model, batches = made("layer norm")
@@ -254,10 +259,14 @@ def test_trace_of_a_matrix_of_low_rank_is_exact():
 
 
 def test_trace_to_a_tolerance(nets):
-    h, _, truth = nets["batch norm", "eval"]
-    found = trace(h, 48, tol=0.02, max_products=2000)
-    assert found.error <= 0.02 * abs(found.value)
-    assert abs(found.value - truth.sum()) <= 4 * found.error
+    model, batches = made("batch norm")
+    g = ggn(model, loss, batches, mode="eval")
+    found = trace(g, 24, tol=0.01, max_products=2000)
+    assert found.error <= 0.01 * found.value
+    assert 24 < found.products < 2000
+    assert abs(found.value - ggn_trace(model, loss, batches, mode="eval").value) <= 4 * found.error
+    h, _, _ = nets["batch norm", "eval"]
+    assert trace(h, 24, tol=1e-6, max_products=60).products == 48, "given up"
 
 
 CASES = [("batch norm", "eval"), ("layer norm", "train"), ("group norm", "train"), ("batch norm 2d", "eval")]
@@ -293,7 +302,7 @@ def test_what_cannot_be_exact_is_an_estimate_that_says_why(name, mode, exact):
     assert found.reason in str(found)
     for key, part in zip(found.layers, diagonal, strict=True):
         value, error = found.layers[key]
-        assert abs(value - float(part.sum())) <= (4.5 * error if error else 1e-10 * value)
+        assert abs(value - float(part.sum())) <= (4.5 * error if error else 1e-10 * value) + 1e-20
     assert abs(found.value - sum(float(part.sum()) for part in diagonal)) <= 4 * found.error
 
 
