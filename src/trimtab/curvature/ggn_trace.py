@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab import _distributed
 from trimtab._setup import Setup
 from trimtab.curvature._checks import CurvatureError, require_count
 from trimtab.curvature.gram import Norms, gradient_norms
@@ -192,7 +193,7 @@ class _Tally:
         self.reason = self.reason or "some parameters belong to no layer that is called once with one tensor"
         self.estimated |= {self.problem.names[i] for i in rest}
         leaves = [self.point[i] for i in rest]
-        generator = torch.Generator().manual_seed(index)
+        generator = torch.Generator().manual_seed(index + 1_000_003 * _distributed.rank())
         drawn = torch.zeros(self.draws, len(rest), dtype=torch.float64)
         for draw in range(self.draws):
             for sign, cotangent in factors.drawn(generator, z.dtype):
