@@ -38,8 +38,8 @@ class _AtOutputs(Operator):
     def _product(self, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
         total = [torch.zeros_like(piece) for piece in pieces]
         for cut in self._graphs:
-            middle = self._between(cut, cut.pushed(self._which, pieces))
-            for whole, part in zip(total, cut.pulled_back(self._which, middle), strict=True):
+            middle = self._between(cut, cut.pushed(self.which, pieces))
+            for whole, part in zip(total, cut.pulled_back(self.which, middle), strict=True):
                 whole.add_(part, alpha=cut.share)
         return total
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab import _distributed
 from trimtab._setup import Setup
 from trimtab.curvature._checks import CurvatureError, require_count
 from trimtab.curvature.gram import Norms, gradient_norms
@@ -159,12 +160,12 @@ class _Tally:
         cotangent = torch.zeros_like(z)
         for _, column in factors.columns(z.dtype):
             cotangent[::2] += column[::2]
-        arrived = torch.autograd.grad(z, [c.output for c in calls], cotangent, retain_graph=True, allow_unused=True)
+        arrived = torch.autograd.grad(
+            z, [c.output for c in calls], cotangent, retain_graph=True, materialize_grads=True
+        )
         self.passes += 1
         found = []
         for call, d in zip(calls, arrived, strict=True):
-            if d is None:
-                continue
             if count > 1 and float(d[1::2].abs().max()) > 1e-6 * float(d.abs().max()):
                 self.reason = "samples of a batch see each other, as through batch statistics"
                 continue
@@ -181,7 +182,7 @@ class _Tally:
             return
         outputs = [call.output for call, _ in rules]
         for sign, column in factors.columns(z.dtype):
-            arrived = torch.autograd.grad(z, outputs, column, retain_graph=True)
+            arrived = torch.autograd.grad(z, outputs, column, retain_graph=True, materialize_grads=True)
             self.passes += 1
             for (call, norms), d in zip(rules, arrived, strict=True):
                 squares = norms(d)
@@ -192,7 +193,7 @@ class _Tally:
         self.reason = self.reason or "some parameters belong to no layer that is called once with one tensor"
         self.estimated |= {self.problem.names[i] for i in rest}
         leaves = [self.point[i] for i in rest]
-        generator = torch.Generator().manual_seed(index)
+        generator = torch.Generator().manual_seed(index + 1_000_003 * _distributed.rank())
         drawn = torch.zeros(self.draws, len(rest), dtype=torch.float64)
         for draw in range(self.draws):
             for sign, cotangent in factors.drawn(generator, z.dtype):
@@ -225,10 +226,12 @@ class _Factors:
     Args:
         blocks: M_n, (N, C, C), symmetric, in float64.
         shape: Of the outputs.
+        rounding: Of the entries, relative to the largest of all.
     """
 
-    def __init__(self, blocks: Tensor, shape: torch.Size) -> None:
-        self._parts = _cholesky(blocks) or _eigen(blocks)
+    def __init__(self, blocks: Tensor, shape: torch.Size, rounding: float) -> None:
+        floors = (rounding * blocks.abs().max()).expand(len(blocks))
+        self._parts = _cholesky(blocks, floors) or _eigen(blocks, floors)
         self._shape = shape
 
     def columns(self, dtype: torch.dtype) -> list[tuple[float, Tensor]]:
@@ -244,31 +247,29 @@ class _Factors:
         return found
 
 
-def _cholesky(blocks: Tensor) -> list[tuple[float, Tensor]] | None:
+def _cholesky(blocks: Tensor, floors: Tensor) -> list[tuple[float, Tensor]] | None:
     """The columns of the Cholesky factors of many small matrices that may be singular; None where one is indefinite."""
     rest = blocks.clone()
-    floor = 1e-13 * float(blocks.abs().max())
     columns = []
     for c in range(blocks.shape[1]):
         pivot = rest[:, c, c]
-        if float(pivot.min()) < -floor:
+        if bool((pivot < -floors).any()):
             return None
-        column = rest[:, :, c] * torch.where(pivot > floor, pivot, torch.inf).rsqrt()[:, None]
+        column = rest[:, :, c] * torch.where(pivot > floors, pivot, torch.inf).rsqrt()[:, None]
         rest -= column[:, :, None] * column[:, None, :]
         if bool(column.any()):
             columns.append(column)
-    if float(rest.abs().max()) > 10 * floor:  # a zero on the diagonal beside something else: not semidefinite
+    if bool((rest.abs().amax((1, 2)) > 10 * floors).any()):  # a zero on the diagonal beside something else: indefinite
         return None
     return [(1.0, torch.stack(columns, 2))] if columns else []
 
 
-def _eigen(blocks: Tensor) -> list[tuple[float, Tensor]]:
+def _eigen(blocks: Tensor, floors: Tensor) -> list[tuple[float, Tensor]]:
     """Eigenvectors times the roots of positive eigenvalues, and of negative ones."""
     values, vectors = torch.linalg.eigh(blocks)
-    floor = 1e-13 * float(values.abs().max())
     found = []
     for sign in (1.0, -1.0):
-        roots = (sign * values).where(sign * values > floor, 0).sqrt()
+        roots = (sign * values).where(sign * values > floors[:, None], 0).sqrt()
         some = (roots > 0).any(0)
         if bool(some.any()):
             found.append((sign, (vectors * roots[:, None, :])[:, :, some]))
@@ -317,7 +318,7 @@ def _factors(cut: Outputs) -> tuple[_Factors, float]:
                 "own at its output; take trace(ggn(...)), which estimates"
             )
     asymmetry = float((blocks - blocks.mT).abs().max()) / scale if scale else 0.0
-    return _Factors((blocks + blocks.mT) / 2, z.shape), asymmetry
+    return _Factors((blocks + blocks.mT) / 2, z.shape, 20 * torch.finfo(z.dtype).eps), asymmetry
 
 
 def _ramp(z: Tensor) -> Tensor:

@@ -63,10 +63,10 @@ def _linear(given: Tensor, parameters: dict[str, Tensor]) -> Norms:
     a = given.reshape(len(given), -1, given.shape[-1])
     if a.shape[1] > 1:
         return lambda d: _outer(a, d.reshape(len(a), -1, d.shape[-1]), parameters)
-    squares = a.square().sum((1, 2)).double()
+    squares = _square_norms(a.flatten(1))
 
     def norms(d: Tensor) -> dict[str, float]:
-        each = torch.linalg.vecdot(d := d.reshape(len(squares), -1), d).double()
+        each = _square_norms(d.flatten(1))
         sums = {"weight": lambda: float(each @ squares), "bias": lambda: float(each.sum())}
         return {name: sums[name]() for name in parameters}
 
@@ -88,10 +88,8 @@ def _outer(a: Tensor, d: Tensor, parameters: dict[str, Tensor]) -> dict[str, flo
     found = {}
     positions, p, q = a.shape[1], a.shape[2], d.shape[2]
     if "weight" in parameters:
-        if positions * (p + q) < p * q:
-            each = ((a @ a.mT) * (d @ d.mT)).sum((1, 2))
-        else:
-            each = (d.mT @ a).square().sum((1, 2))
+        small = positions * (p + q) < p * q
+        each = ((a @ a.mT) * (d @ d.mT)).sum((1, 2)) if small else _square_norms((d.mT @ a).flatten(1))
         found["weight"] = float(each.double().sum())
     if "bias" in parameters:
         found["bias"] = float(d.sum(1).square().double().sum())
@@ -99,7 +97,7 @@ def _outer(a: Tensor, d: Tensor, parameters: dict[str, Tensor]) -> dict[str, flo
 
 
 def _norm(module: nn.Module, given: Tensor, output: Tensor, parameters: dict[str, Tensor]) -> Norms | None:
-    """weight * x + bias with x the normalized input: the gradient of the weight is d x, of the bias d, over all positions."""
+    """The output is weight * x + bias, x the normalized input: the gradient of the weight is d x, of the bias d, over all positions."""
     plain = {name: torch.full_like(p, 1.0 if name == "weight" else 0.0) for name, p in module.named_parameters()}
     if getattr(module, "training", False) and isinstance(module, nn.modules.batchnorm._BatchNorm):
         return None  # x depends on the other samples
@@ -115,16 +113,12 @@ def _norm(module: nn.Module, given: Tensor, output: Tensor, parameters: dict[str
         return t.flatten(1) if t.ndim == 3 and t.shape[1] == 1 else t
 
     x = arranged(x)
-    squares = x.square() if x.ndim == 2 else None
 
     def norms(d: Tensor) -> dict[str, float]:
         d = arranged(d)
-        if squares is not None:
-            d2 = d.square()
-            each = {"weight": torch.linalg.vecdot(d2, squares), "bias": d2.sum(1)}
-        else:
-            each = {"weight": (d * x).sum(1).square().sum(1), "bias": d.sum(1).square().sum(1)}
-        return {name: float(each[name].double().sum()) for name in parameters}
+        slopes = {"weight": d * x, "bias": d} if "weight" in parameters else {"bias": d}
+        each = {name: _square_norms(s if s.ndim == 2 else s.sum(1)) for name, s in slopes.items()}
+        return {name: float(each[name].sum()) for name in parameters}
 
     return norms
 
@@ -155,3 +149,11 @@ def _any_layer(module: nn.Module, given: Tensor, output: Tensor, parameters: dic
         return {name: float(values.double().sum()) for name, values in each.items()}
 
     return norms
+
+
+def _square_norms(rows: Tensor) -> Tensor:
+    """Of each row, in float64; `vector_norm` reads the rows once, but adds up long ones carelessly in float32."""
+    if rows.shape[1] <= 4096:
+        lengths: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
+        return lengths.square()
+    return rows.square().sum(1).double()

@@ -1,6 +1,6 @@
 """What single layers are given and return while a loss is computed, for those that alone hold their parameters."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ class LayerCall:
     module: nn.Module
     given: Tensor
     output: Tensor
-    parameters: list[tuple[int, str, Tensor]]
+    parameters: Sequence[tuple[int, str, Tensor]]
 
 
 @dataclass

@@ -58,12 +58,12 @@ class Hessian(Operator):
             # A parameter that the loss is linear in, or does not use, has a gradient without a graph: a row of zeros.
             rows = [
                 (g, v)
-                for i, v in zip(self._which, pieces, strict=True)
+                for i, v in zip(self.which, pieces, strict=True)
                 if (g := gradient[i]) is not None and g.requires_grad
             ]
             if not rows:
                 continue
-            columns = [point[i] for i in self._which]
+            columns = [point[i] for i in self.which]
             parts = torch.autograd.grad(
                 [g for g, _ in rows],
                 columns,

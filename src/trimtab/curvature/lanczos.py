@@ -16,9 +16,8 @@ from trimtab.curvature.result import Certificate, certified
 LEAST = 12
 """Steps before the bounds are believed: from fewer, a large eigenvalue that the start hardly contains may not have shown yet."""
 
-TWICE = 2
+RUNNING = 2
 """Checks in a row that must pass, for the same reason."""
-
 
 ROUNDING = 16
 """Rounding of products moves eigenvalues by some units in the last place of the largest one: by 1 to 5 in float32 where it was measured."""
@@ -30,9 +29,9 @@ class Eigenvalues(Certificate):
 
     Attributes:
         values: In the order that was asked for.
-        error: A bound on each one's absolute error: the residual r, or r squared over the gap where that is smaller; and an
+        error: A bound on each one's absolute error: some eigenvalue lies within |H x - theta x|, whatever the others are; and an
             allowance for rounding, 16 units in the last place of the largest value or what the symmetry test shows.
-        residual: |H x - theta x|: some eigenvalue lies within it, whatever the gaps.
+        expected: What the error is where no eigenvalue was missed, far less: |H x - theta x|^2 over the gap to the next value.
         vectors: One eigenvector a row, (k, n), of unit length.
         converged: Whether each error is within the tolerance.
         tolerance: What was asked for, relative to each value.
@@ -41,7 +40,7 @@ class Eigenvalues(Certificate):
 
     values: Array
     error: Array
-    residual: Array
+    expected: Array
     vectors: Tensor
     converged: Flags
     tolerance: float
@@ -65,10 +64,12 @@ def eigenvalues(
 ) -> Eigenvalues:
     """The largest eigenvalues of an operator, and their eigenvectors.
 
-    The iteration stops by itself: when the bound of every wanted value is below `tol` times the value, twice running. The bound is
-    min(r, r^2 / gap) (Parlett 1980, section 4.5 and 11.7), where the gap to another Ritz value is less that value's own
-    residual, so that a neighbour that has not settled makes no gap. Two limits are those of every Krylov method: an
-    eigenvalue whose eigenvector the start does not contain cannot be seen, and of one that occurs several times one copy is.
+    The iteration stops by itself: when |H x - theta x| of every wanted pair is below `tol` times the value, twice running, and no
+    Ritz value behind them can still move past the last one by its own residual. The sharper estimate |H x - theta x|^2 / gap
+    (Parlett 1980, section 11.7), by which many codes stop, holds where the gap is known: of two close eigenvalues of which one has not
+    shown yet, it passes at a point between them. What is certain is that an eigenvalue lies within the bound of each value. That none
+    was missed is not: one whose eigenvector the start hardly contains shows up late, and of one that occurs several times one
+    copy is seen.
 
     Args:
         operator: Of `hessian`, `ggn` or `fisher`.
@@ -96,21 +97,19 @@ def eigenvalues(
         if len(krylov) < min(size, max(LEAST, k + 2)) + krylov.renewed and not finished:
             continue
         theta, s = _ordered(krylov, which)
-        bound, residual = bounds(theta, np.abs(krylov.beta[-1] * s[-1]), k)
-        if krylov.complete:
-            bound, residual = np.zeros(k), np.zeros(k)
-        floor = ROUNDING * float(torch.finfo(operator.dtype).eps) * float(np.abs(theta).max())
-        good = bound <= np.maximum(tol * np.abs(theta[:k]), floor)
-        passed = passed + 1 if bool(good.all()) else 0
-        if passed == TWICE or finished:
+        residuals = np.zeros(len(theta)) if krylov.complete else np.abs(krylov.beta[-1] * s[-1])
+        rounding = max(krylov.asymmetry, ROUNDING * float(torch.finfo(operator.dtype).eps) * float(np.abs(theta).max()))
+        good = residuals[:k] <= np.maximum(tol * np.abs(theta[:k]), rounding)
+        settled = bool(good.all()) and not _may_pass(theta, residuals, k, which, tol)
+        passed = passed + 1 if settled else 0
+        if passed == RUNNING or finished:
             break
-    rounding = max(krylov.asymmetry, ROUNDING * float(torch.finfo(operator.dtype).eps) * float(np.abs(theta).max()))
     vectors = torch.from_numpy(s[:, :k].T.copy()).to(operator.device, operator.dtype) @ krylov.basis
     more: dict[str, Any] = certified(operator, krylov.symmetry, operator.products - before, time.perf_counter() - begun)
     return Eigenvalues(
         values=theta[:k],
-        error=bound + rounding,
-        residual=residual + rounding,
+        error=residuals[:k] + rounding,
+        expected=_expected(theta, residuals, k) + rounding,
         vectors=vectors,
         converged=good,
         tolerance=tol,
@@ -126,20 +125,17 @@ def _ordered(krylov: Krylov, which: str) -> tuple[Array, Array]:
     return theta[order], s[:, order]
 
 
-def bounds(theta: Array, residuals: Array, k: int) -> tuple[Array, Array]:
-    """Error bounds of the first k Ritz values.
+def _may_pass(theta: Array, residuals: Array, k: int, which: str, tol: float) -> bool:
+    """Whether a Ritz value behind the wanted ones may still move past the last of them: by its residual."""
+    rank = {"LM": np.abs(theta), "LA": theta, "SA": -theta}[which]
+    return bool(np.any(rank[k:] + residuals[k:] > rank[k - 1] + tol * abs(rank[k - 1])))
 
-    Args:
-        theta: All Ritz values.
-        residuals: |H x - theta x| of each.
-        k: How many are wanted.
 
-    Returns:
-        min(r, r^2 / gap), and r.
-    """
+def _expected(theta: Array, residuals: Array, k: int) -> Array:
+    """min(r, r^2 / gap), the gap to another Ritz value being less that value's own residual: one that has not settled makes no gap."""
     r = residuals[:k]
     distance = np.abs(theta[:k, None] - theta[None]) - residuals[None]
     distance[np.arange(k), np.arange(k)] = np.inf
-    gap = distance.min(1)
-    tight = np.divide(r**2, gap, out=r.copy(), where=gap > r)
-    return np.minimum(r, tight), r
+    gap = distance.min(1, initial=np.inf)
+    sharp: Array = np.minimum(r, np.divide(r**2, gap, out=r.copy(), where=gap > r))
+    return sharp

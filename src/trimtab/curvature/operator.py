@@ -25,6 +25,7 @@ class Operator(ABC):
     Attributes:
         problem: The loss, its parameters and batches.
         retention: Whether graphs are kept between products, and what that needs.
+        which: Places of the parameters among those of the problem.
         products: Number of products with a vector so far.
     """
 
@@ -34,8 +35,8 @@ class Operator(ABC):
         self.problem = problem
         self.retention = retention
         self.products = 0
-        self._which = tuple(range(len(problem.names))) if which is None else which
-        self._sizes = [problem.origin[i].numel() for i in self._which]
+        self.which = tuple(range(len(problem.names))) if which is None else which
+        self._sizes = [problem.origin[i].numel() for i in self.which]
 
     @abstractmethod
     def _product(self, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -44,7 +45,7 @@ class Operator(ABC):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parameters, in the order of rows and columns."""
-        return tuple(self.problem.names[i] for i in self._which)
+        return tuple(self.problem.names[i] for i in self.which)
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -76,7 +77,7 @@ class Operator(ABC):
             columns = [self @ column for column in other.unbind(1)]
             return torch.stack(columns, 1) if columns else other.to(self.device, self.dtype)
         parts = other.detach().to(self.device, self.dtype).split(self._sizes)  # type: ignore[no-untyped-call]
-        pieces = [part.view(self.problem.origin[i].shape) for part, i in zip(parts, self._which, strict=True)]
+        pieces = [part.view(self.problem.origin[i].shape) for part, i in zip(parts, self.which, strict=True)]
         with differentiating():
             result = self._product(pieces)
         self.products += 1
@@ -85,7 +86,7 @@ class Operator(ABC):
     @property
     def layers(self) -> tuple[Layer, ...]:
         """The modules that hold the parameters, and their rows."""
-        return self.problem.layers_of(self._which)
+        return self.problem.layers_of(self.which)
 
     def block(self, name: str) -> "Operator":
         """The diagonal block of one module's parameters, or of one parameter.
@@ -100,19 +101,27 @@ class Operator(ABC):
             CurvatureError: There is no such module or parameter among the chosen ones.
         """
         names = self.problem.names
-        inside = [i for i in self._which if not name or names[i] == name or names[i].startswith(f"{name}.")]
-        return self._restricted(name, inside)
+        inside = [i for i in self.which if not name or names[i] == name or names[i].startswith(f"{name}.")]
+        if not inside:
+            raise CurvatureError(
+                f"{name!r} is neither a chosen parameter nor a module that holds any; there are {', '.join(self.names[:6])}"
+            )
+        return self.restricted(inside)
 
     def blocks(self) -> dict[str, "Operator"]:
         """The diagonal blocks of the modules that hold parameters themselves, by name."""
         index = {name: i for i, name in enumerate(self.problem.names)}
-        return {layer.name: self._restricted(layer.name, [index[n] for n in layer.names]) for layer in self.layers}
+        return {layer.name: self.restricted([index[n] for n in layer.names]) for layer in self.layers}
 
-    def _restricted(self, name: str, which: list[int]) -> "Operator":
-        if not which:
-            raise CurvatureError(
-                f"{name!r} is neither a chosen parameter nor a module that holds any; there are {', '.join(self.names[:6])}"
-            )
+    def restricted(self, which: Sequence[int]) -> "Operator":
+        """The diagonal block of some parameters.
+
+        Args:
+            which: Their places in `problem.names`.
+
+        Returns:
+            An operator, which shares kept graphs with this one.
+        """
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         Operator.__init__(part, self.problem, self.retention, tuple(which))

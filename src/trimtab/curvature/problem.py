@@ -85,12 +85,12 @@ class Problem:
             self.origin = tuple(own[name].detach() for name in self.names)
             changed = self.dtype not in {p.dtype for p in model.parameters()}
             self.batches = [copied(batch, self.dtype if changed else None) for batch in batches]
+        self.device = self.origin[0].device
         self.shares = shares(self.batches, weights, reduction, self._total)
         counts = [samples_in(batch) for batch in self.batches]
         self.samples = None if None in counts else sum(count for count in counts if count is not None)
         self._sizes = [p.numel() for p in self.origin]
         self.size = sum(self._sizes)
-        self.device = self.origin[0].device
         self.unused, self.saved_bytes = checked(self)
 
     # ------------------------------------------------------------------------------------------------ vectors
