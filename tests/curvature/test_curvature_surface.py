@@ -299,6 +299,35 @@ def test_nothing_of_the_users_moves(ends, tmp_path):
     assert objects == [*map(id, watched.model.parameters()), *(id(p.grad) for p in watched.model.parameters())]
 
 
+def test_no_seed_is_left_for_a_device_that_is_not_in_use_yet():
+    """torch.manual_seed queues one, with a stack trace, for each device that is initialized later."""
+    before = len(torch.cuda._queued_calls)
+    surface(bn_setup(), points=3, seed=0)
+    assert len(torch.cuda._queued_calls) == before
+
+
+def test_progress_draws_the_users_own_random_numbers():
+    setup, drawn = bn_setup(), []
+    torch.manual_seed(7)
+    surface(setup, points=3, seed=0, progress=lambda *_: drawn.append(torch.rand(()).item()))
+    torch.manual_seed(7)
+    assert drawn == [torch.rand(()).item() for _ in range(9)]
+
+
+def test_what_the_loss_takes_from_around_it_is_put_back_after_each_point():
+    setup, teacher = bn_setup(), nn.BatchNorm1d(6)
+
+    def loss(model, batch):
+        teacher(batch[0])
+        return setup.loss(model, batch) + 0.1 * teacher.num_batches_tracked
+
+    with_teacher, without = (
+        surface(Setup(setup.model, setup.optimizer, setup.batches, f), points=3, seed=0) for f in (loss, setup.loss)
+    )
+    assert with_teacher.values == pytest.approx(without.values + 0.1, rel=1e-6)
+    assert teacher.num_batches_tracked == 0
+
+
 # ------------------------------------------------------------------------------------------------ refusals
 
 

@@ -31,7 +31,7 @@ class PreconditionedHessian(Hessian):
         self._decays = problem.pieces(decay * scale.square())
 
     def _product(self, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
-        scales = [self._scales[i] for i in self._which]
+        scales = [self._scales[i] for i in self.which]
         inner = super()._product([s * p for s, p in zip(scales, pieces, strict=True)])
         return [s * p for s, p in zip(scales, inner, strict=True)]
 
@@ -39,7 +39,7 @@ class PreconditionedHessian(Hessian):
         result = super().__matmul__(other)
         if other.ndim == 2:  # column by column, through here
             return result
-        added = torch.cat([self._decays[i].reshape(-1) for i in self._which])  # once, whatever the number of ranks
+        added = torch.cat([self._decays[i].reshape(-1) for i in self.which])  # once, whatever the number of ranks
         return result + added * other.detach().to(self.device, self.dtype)
 
 
@@ -78,6 +78,7 @@ def preconditioned(setup: Setup, problem: Problem, rate: float, method: str = "a
 
 def _divisor(optimizer: optim.Optimizer, group: dict[str, Any], state: dict[str, Any], gradient: Tensor) -> Tensor:
     """What the next step divides the gradient by."""
+    divisor: Tensor
     square = gradient.square()
 
     def averaged(name: str, beta: float, new: Tensor) -> Tensor:
@@ -90,12 +91,12 @@ def _divisor(optimizer: optim.Optimizer, group: dict[str, Any], state: dict[str,
         v = averaged("exp_avg_sq", second, square)
         if group["amsgrad"] and isinstance(state.get("max_exp_avg_sq"), Tensor):
             v = torch.maximum(v, state["max_exp_avg_sq"].to(v.device, v.dtype))
-        divisor: Tensor = (v / (1 - second**step)).sqrt() + float(group["eps"])
-        return (1 - first**step) * divisor
-    if isinstance(optimizer, optim.RMSprop):
+        divisor = (1 - first**step) * ((v / (1 - second**step)).sqrt() + float(group["eps"]))
+    elif isinstance(optimizer, optim.RMSprop):
         v = averaged("square_avg", float(group["alpha"]), square)
         if group["centered"]:
             v = (v - averaged("grad_avg", float(group["alpha"]), gradient).square()).clamp(min=0)
         divisor = v.sqrt() + float(group["eps"])
-        return divisor
-    return torch.ones_like(gradient)
+    else:
+        divisor = torch.ones_like(gradient)
+    return divisor
