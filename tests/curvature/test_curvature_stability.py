@@ -213,6 +213,20 @@ def test_sharpness_of_adams_first_step():
     assert result.limit.value == pytest.approx(380.0)
 
 
+def test_adam_on_biases_whose_gradient_is_nothing_but_rounding():
+    """A bias before a batch normalization: Adam divides rounding by rounding there, and float32 must agree with float64 all the same."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 3))
+    batch = (torch.randn(40, 6), torch.randint(0, 3, (40,)))
+    loss = lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1])  # noqa: E731
+    setup = Setup(model, torch.optim.Adam(model.parameters(), lr=1e-2), lambda: [batch], loss)
+    for _ in setup.train(20):
+        pass
+    single, double = (sharpness(setup, tol=1e-4, dtype=d) for d in (torch.float32, torch.float64))
+    assert single.value == pytest.approx(double.value, rel=1e-3)
+    assert single.symmetric
+
+
 def test_only_a_setup_has_a_sharpness():
     with pytest.raises(CurvatureError, match=r"setup must be a trimtab\.Setup, whose optimizer sets the limit"):
         sharpness(Vector())

@@ -126,6 +126,14 @@ def test_nan_and_infinity_are_kept():
     assert "40.0% of the points not finite" in str(result)
 
 
+def test_infinities_of_two_batches_that_cancel_are_nan_and_no_error():
+    signs = [torch.full((1,), s, dtype=torch.float64) for s in (1.0, -1.0)]
+    found = problem(Vector([1.0]), lambda m, s: (s / m.w.square()).sum() + m.w.sum(), signs)
+    result = surface(found, directions=torch.ones(1, dtype=torch.float64), points=3)
+    assert np.isnan(result.values[0])
+    assert result.values[1:].tolist() == [1.0, 2.0]
+
+
 def test_a_grid_of_even_points_is_checked_at_its_origin_all_the_same():
     result = surface(quadratic(), directions="gradient", points=4, span=3.0)
     assert 0.0 not in result.axes[0]

@@ -162,8 +162,12 @@ class Problem:
         """
         point = self.origin if vector is None else self.pieces(vector)
         with torch.inference_mode(False), torch.no_grad():
-            losses = (weight * float(loss) for weight, loss in self.losses(point))
-            return self._total(math.fsum(losses))
+            losses = [weight * float(loss) for weight, loss in self.losses(point)]
+        try:
+            total = math.fsum(losses)
+        except (OverflowError, ValueError):  # beyond a float, or infinity less infinity
+            total = sum(losses)
+        return self._total(total)
 
     def gradient(self, vector: Tensor | None = None) -> tuple[float, Tensor]:
         """The loss and its gradient, of all batches and ranks.
