@@ -202,6 +202,7 @@ def test_sharpness_of_a_parabola(make, value, limit):
     assert result.symmetric
     assert 0 < result.products <= 8
     assert f"{result.ratio:.3g} of the limit" in str(result)
+    assert ("weight decay" in str(result)) == (value == 4.5)
 
 
 def test_sharpness_of_adams_first_step():

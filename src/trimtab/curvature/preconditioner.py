@@ -27,6 +27,8 @@ class PreconditionedHessian(Hessian):
 
     def __init__(self, problem: Problem, retention: Retention, scale: Tensor, decay: Tensor) -> None:
         super().__init__(problem, retention)
+        if bool(scale.eq(1.0).all()):
+            self.title = "Hessian with weight decay"
         self._scales = problem.pieces(scale)
         self._decays = problem.pieces(decay * scale.square())
 

@@ -178,5 +178,5 @@ def _at(problem: Problem, gradient: Tensor, direction: Tensor, multiple: float) 
 def _lengths(lengths: Sequence[float] | None, unit: float) -> list[float]:
     found = [unit * a for a in LENGTHS] if lengths is None else [float(a) for a in lengths]
     if len(found) < 5 or not all(0 < a < float("inf") for a in found):
-        raise CurvatureError(f"lengths must be at least five finite numbers above 0, but they are {lengths!r}")
+        raise CurvatureError(f"lengths must be at least five finite numbers above 0, but they are {found}")
     return found
