@@ -294,9 +294,17 @@ def without_autocast() -> Iterator[None]:
         Nothing.
     """
 
+    inside = True
+
+    def leave() -> None:
+        nonlocal inside
+        inside = False
+
     def wrap(enter: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(enter)
         def enter_without_effect(self: Any) -> Any:
+            if not inside:  # somebody has wrapped this one
+                return enter(self)
             asked, self._enabled = self._enabled, False
             try:
                 return enter(self)
@@ -310,6 +318,7 @@ def without_autocast() -> Iterator[None]:
         for device in devices:
             stack.enter_context(torch.autocast(device, enabled=False))
         stack.callback(_replaced(torch.autocast, "__enter__", wrap).remove)
+        stack.callback(leave)
         yield
 
 
