@@ -291,7 +291,6 @@ def without_autocast() -> Iterator[None]:
     Yields:
         Nothing.
     """
-
     inside = True
 
     def leave() -> None:
