@@ -293,7 +293,6 @@ def without_autocast() -> Iterator[None]:
     Yields:
         Nothing.
     """
-
     inside = True
 
     def leave() -> None:

@@ -2,6 +2,8 @@
 
 import copy
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -210,6 +212,11 @@ def test_batch_statistics_belong_to_each_batch():
     h = hessian(model, loss, batches)
     v = torch.randn(h.shape[0], dtype=torch.float64)
     assert float((h @ v - truth @ v).norm() / (truth @ v).norm()) <= 1e-10
+
+
+def test_importing_it_needs_no_scipy():
+    program = "import sys, trimtab.curvature; sys.exit('scipy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 # ---------------------------------------------------------------------------------------------------- refused
