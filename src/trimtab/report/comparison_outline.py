@@ -73,10 +73,13 @@ def shown_ratio(layer: LayerChange) -> str:
 
 
 def by_step(comparison: Comparison, most: int) -> list[tuple[str, list[LayerChange]]]:
-    """Return the layers that are told, `most` by signal and `most` by gradient, below the words for their first and their last step."""
+    """Return the layers that are told, `most` by signal and `most` by gradient, below the words for their first and their last step.
+
+    Layers whose numbers are the same in both runs are not told.
+    """
     told = []
     for when, several in (("first", say("first common step")), ("last", say("last common step"))):
-        there = [layer for layer in comparison.layers if layer.when == when]
+        there = [layer for layer in comparison.layers if layer.when == when and layer.values[0] != layer.values[1]]
         shown = [layer for what in WHAT for layer in [layer for layer in there if layer.what == what][:most]]
         steps = {layer.steps for layer in shown}
         if len(steps) == 1:
