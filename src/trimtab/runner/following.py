@@ -19,7 +19,7 @@ from trimtab.report.outline import count
 from trimtab.report.words import number
 
 REST = 5.0
-"""Seconds without a look for each second that the last one took: a sixth of one core at most."""
+"""Seconds without a look for each second of the processor that the last one took: a sixth of one core at most."""
 
 PATIENCE = 0.3
 """Seconds that one who asks for news waits for a look that is under way."""
@@ -151,7 +151,7 @@ class Follower:
 
     def _look(self, found: Signature) -> None:
         """Read and diagnose the record."""
-        begin = time.perf_counter()
+        begin = time.thread_time()  # of the processor: where others keep it busy, nobody has to rest the longer
         settled, fault, seen = is_settled(found), None, None
         try:
             diagnosis = diagnose(Record.open(self.path))
@@ -166,7 +166,7 @@ class Follower:
             fault = say("the diagnosis failed ({error})", error=f"{type(error).__name__}: {error}")
         with self._lock:
             self.looks += 1
-            self._took = time.perf_counter() - begin
+            self._took = time.thread_time() - begin if self.looks > 1 else 0.0  # the first look has loaded what looks need
             self._next = time.monotonic() + REST * self._took
             self._looked = found if settled else None
             self._looking = None
