@@ -166,7 +166,9 @@ class Follower:
             fault = say("the diagnosis failed ({error})", error=f"{type(error).__name__}: {error}")
         with self._lock:
             self.looks += 1
-            self._took = time.thread_time() - begin if self.looks > 1 else 0.0  # the first look has loaded what looks need
+            self._took = (
+                time.thread_time() - begin if self.looks > 1 else 0.0
+            )  # the first look has loaded what looks need
             self._next = time.monotonic() + REST * self._took
             self._looked = found if settled else None
             self._looking = None
