@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trimtab import curvature as curvature
     from trimtab import integrations as integrations
     from trimtab import norms as norms
     from trimtab import propagation as propagation
@@ -70,10 +71,10 @@ _HOMES = {
 }
 """Public names and the room each one lives in."""
 
-_ROOMS = frozenset({"integrations", "norms", "propagation"})
+_ROOMS = frozenset({"curvature", "integrations", "norms", "propagation"})
 """Public packages."""
 
-__all__ = ["__version__", "integrations", "norms", "propagation", *sorted(_HOMES)]
+__all__ = ["__version__", "curvature", "integrations", "norms", "propagation", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:

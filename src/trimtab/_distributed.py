@@ -79,6 +79,21 @@ def group(wrapper: DistributedDataParallel) -> tuple[int, int]:
     return int(wrapper.process_group.size()), int(wrapper.process_group.rank())
 
 
+def process_group(module: nn.Module) -> Any:
+    """The ranks whose gradients a wrapper for data parallelism averages; None of any other module, or of a rank alone."""
+    module = getattr(module, "_orig_mod", module)
+    if not is_wrapper(module) or module.process_group.size() == 1:  # type: ignore[operator]
+        return None
+    return module.process_group
+
+
+def summed(tensor: Tensor, among: Any) -> Tensor:
+    """The sum of what the ranks of a process group hold; every one of them must call it."""
+    total = tensor.detach().clone()
+    dist.all_reduce(total, group=among)
+    return total
+
+
 def share(module: nn.Module) -> tuple[int, int]:
     """Which share of the data this rank sees, as far as a module tells that `fully_shard` has sharded.
 

@@ -2,6 +2,7 @@
 
 - `torch._C._current_graph_task_id`: torch.utils.checkpoint itself uses it; -1 outside a backward pass.
 - `torch.amp.GradScaler.scale`: it is wrapped while somebody listens, to know which scalers there are; `._scale`: the scale of one.
+- `torch.autocast.__enter__`: it is wrapped while trimtab computes a loss in full precision whose code asks for less.
 - `torch._C._functorch.maybe_current_level`: None outside vmap, grad and jvp.
 - `torch._C._len_torch_dispatch_stack`: number of dispatch modes that see each operation (fake tensors, `make_fx`).
 - `torch._C._get_dispatch_mode`: whether a mode of torch's own (fake tensors, proxies) is at work.
@@ -17,6 +18,7 @@
 - `torch.multiprocessing.reductions.StorageWeakRef`: a storage, not kept alive; while it is held, no other comes by its identity.
 - `torch.autograd.backward`: the one Python function behind `Tensor.backward`; it is wrapped while somebody listens.
 - `Module.__call__`: what every call of a module goes by; it is wrapped until a script's first training pass has come.
+- `Optimizer.step.hooked`: that torch has wrapped a class's step to call the hooks of optimizers; `__wrapped__` is the step alone.
 - `torch.compiler.set_stance(...)`: what it returns, a context manager, knows the stance before (`prev`).
 - `torch.compile`: it is wrapped until it has brought the compiler into the process, while somebody wants compiled code to run eagerly.
 - `torch._C._dynamo.eval_frame.set_code_exec_strategy`, and the attribute `_torchdynamo_disable`: what `torch.compiler.disable`
@@ -30,7 +32,8 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -58,9 +61,11 @@ __all__ = [
     "notice_scalers",
     "output_shape",
     "sequence_number",
+    "step_unheard",
     "stop_listening_to_backward",
     "undisturbed",
     "weak_storage",
+    "without_autocast",
     "wrap_module_calls",
 ]
 
@@ -281,6 +286,42 @@ def loss_scales() -> list[torch.Tensor]:
     return [scale for scale in scales if scale is not None]
 
 
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Leave every precision as it is: autocast that is on is off, and code that turns it on meanwhile does not.
+
+    Yields:
+        Nothing.
+    """
+
+    inside = True
+
+    def leave() -> None:
+        nonlocal inside
+        inside = False
+
+    def wrap(enter: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(enter)
+        def enter_without_effect(self: Any) -> Any:
+            if not inside:  # somebody has wrapped this one
+                return enter(self)
+            asked, self._enabled = self._enabled, False
+            try:
+                return enter(self)
+            finally:
+                self._enabled = asked
+
+        return enter_without_effect
+
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    with ExitStack() as stack:
+        for device in devices:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        stack.callback(_replaced(torch.autocast, "__enter__", wrap).remove)
+        stack.callback(leave)
+        yield
+
+
 def sequence_number(node: Any) -> int:
     """The number of an autograd node: larger for operations that ran later on the same thread."""
     return int(node._sequence_nr())
@@ -318,6 +359,12 @@ def weak_storage(tensor: torch.Tensor) -> StorageWeakRef | None:
         return StorageWeakRef(storage) if storage.data_ptr() else None  # type: ignore[no-untyped-call]
     except (NotImplementedError, RuntimeError, TypeError, ValueError):
         return None
+
+
+def step_unheard(optimizer: torch.optim.Optimizer) -> None:
+    """One step of an optimizer of our own, of which hooks of all optimizers (a user's, or those of a watched run) hear nothing."""
+    step: Any = type(optimizer).step
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 
 _stance: Any = None

@@ -34,6 +34,13 @@ class Kept:
         self._contents: list[tuple[Any, Any]] = []
         self._states: list[tuple[Any, Any]] = []
 
+    @property
+    def stateless(self) -> bool:
+        """Whether all that was given to it are modules of PyTorch without a tensor, such as `CrossEntropyLoss`, or nothing at all."""
+        found = [value for value in self._seen.values() if isinstance(value, (nn.Module, *_DATA))]
+        plain = all(type(value).__module__.startswith("torch.nn.modules.") for value in found)
+        return plain and not self._values and not self._states
+
     def add(self, *objects: Any) -> None:
         """Keep the state of these and of what they hold, if it is not kept already."""
         waiting = list(objects)
@@ -170,7 +177,7 @@ def _set_state(generator: Any, state: Any) -> None:
 
 
 def _generators() -> tuple[Any, ...]:
-    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     cuda = torch.cuda.get_rng_state_all() if used else None
     return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
 

@@ -500,3 +500,19 @@ def test_somebody_elses_patch_around_ours_stays_and_ours_does_nothing(owner, nam
     handle.remove()
     assert getattr(owner, name) is theirs
     setattr(owner, name, real)
+
+
+def test_autocast_can_be_kept_from_having_an_effect():
+    a = torch.ones(4, 4)
+    enter = torch.autocast.__enter__
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with _torch.without_autocast():
+            assert (a @ a).dtype == torch.float32
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert (a @ a).dtype == torch.float32
+            with _torch.without_autocast(), torch.amp.autocast("cpu", dtype=torch.bfloat16):
+                assert (a @ a).dtype == torch.float32
+        assert (a @ a).dtype == torch.bfloat16, "the user's own is as it was"
+    assert torch.autocast.__enter__ is enter
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (a @ a).dtype == torch.bfloat16
