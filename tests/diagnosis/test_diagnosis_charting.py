@@ -13,6 +13,7 @@ from torch import nn
 import trimtab
 from trimtab.diagnosis.charting import charts_of
 from trimtab.diagnosis.charting.thinned import columns, points
+from trimtab.diagnosis.charting.training import _gaps
 from trimtab.recording import Record
 
 STEPS = 30
@@ -230,3 +231,11 @@ def test_points_keep_the_outline(y, most):
         assert kept.min() == seen.min()
     assert np.isnan(y[chosen]).any() == np.isnan(y).any()
     assert len(chosen) <= max(len(y) if len(y) <= most else 1.5 * most + 2, 1)
+
+
+def test_a_logged_series_says_where_it_was_not_finite():
+    steps = np.arange(4) * 10
+    assert _gaps(steps, np.array([1.0, np.nan, np.inf, 2.0])) == (
+        " It was not finite at 2 steps, first at step 10; there the line has a gap."
+    )
+    assert _gaps(steps, np.arange(4.0)) == ""

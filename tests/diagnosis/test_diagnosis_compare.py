@@ -1,6 +1,7 @@
 """`trimtab.compare` on real runs: what was set differently is told, what was not is not."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,11 @@ import torch
 from torch import nn
 
 import trimtab
+from trimtab.diagnosis.starts import _is_one_draw, _Parameter
 from trimtab.errors import RecordError, UsageError
 from trimtab.recording import Record
 from trimtab.report import Diagnosis
+from trimtab.report.alignment import Kind
 
 STEPS = 12
 
@@ -72,8 +75,16 @@ def test_the_same_run_twice(plain):
     assert [old.code for old, _ in found.stay] == [finding.code for finding in found.a]
     assert found.layers
     assert all(layer.values[0] == layer.values[1] for layer in found.layers)
+    assert "Layers that differ most" not in str(found) + found.to_html()
     assert found.names == ("first", "second")
     assert told(plain, run()) == {}  # the same seeds, so the same numbers
+
+
+@pytest.mark.parametrize(("share", "anew"), [(3e-7, False), (1e-3, True)])
+def test_rounding_is_no_other_draw_of_the_weights(share, anew):
+    one = _Parameter("0.weight", Kind("0.weight", "Linear", ((8, 8),)), True, 64.0, 0.01, 0.4)
+    assert _is_one_draw(one, replace(one, mean=0.01 + share * 0.4)) != anew
+    assert _is_one_draw(one, replace(one, size=0.4 * (1 + share))) != anew
 
 
 @pytest.mark.parametrize(

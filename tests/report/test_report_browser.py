@@ -185,3 +185,14 @@ def test_three_hundred_modules_at_a_thousand_steps_are_drawn(opened):
     page, heard = opened(render_html(ONE_ROOT, charts=charts))
     assert heard.said == []
     assert page.locator('figure[data-drawn="yes"]').count() == 3
+
+
+def test_a_browser_that_cannot_unpack_heat_maps_says_so(browser, tmp_path):
+    (tmp_path / "report.html").write_text(render_html(ONE_ROOT, charts=Charts((line(), heat()))), encoding="utf-8")
+    page = browser.new_page()
+    page.add_init_script("delete window.DecompressionStream")
+    page.goto((tmp_path / "report.html").as_uri())
+    page.wait_for_selector("body[data-ready]", timeout=30_000)
+    assert "This browser is too old" in page.locator('figure[data-chart="signal"] .plot').inner_text()
+    assert page.locator('figure[data-chart="loss"] canvas').count() == 1
+    page.close()

@@ -21,7 +21,18 @@ from trimtab.errors import UsageError
 from trimtab.report import Diagnosis, Finding, Prescription, Repair, RunFacts, Trial, codes, render
 from trimtab.report.charts import Charts
 from trimtab.report.html import notebook_html, render_html
-from trimtab.report.html.packing import FIRST, LAST, NONFINITE, UNSEEN, ZERO, as_script, colour_range, encoded, packed
+from trimtab.report.html.packing import (
+    FIRST,
+    LAST,
+    NONFINITE,
+    UNSEEN,
+    ZERO,
+    as_script,
+    colour_range,
+    encoded,
+    is_named,
+    packed,
+)
 from trimtab.report.html.pages import page_html
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -147,6 +158,22 @@ def test_every_page_of_a_code_is_html(code):
     assert page.open == []
     assert len(page.all("h4")) >= 6
     assert not {"script", "img", "style", "iframe"} & {tag for tag, _ in page.elements}
+
+
+@pytest.mark.parametrize(
+    ("row", "place", "marked"),
+    [
+        ("body.0 Linear", "body.0", True),
+        ("body.0 Linear", "body.0.weight", True),
+        ("body.0 Linear", "body.01", False),
+        ("two words", "two words", True),
+        ("two words", "two words.weight", True),
+        ("a <b>.0 Linear", "a <b>.0", True),
+        ("two words", "words", False),
+    ],
+)
+def test_a_row_is_marked_where_a_finding_names_it(row, place, marked):
+    assert is_named(row, [place]) == marked
 
 
 def test_data_cannot_end_its_script():

@@ -73,8 +73,13 @@ def shown_ratio(layer: LayerChange) -> str:
 
 
 def by_step(comparison: Comparison, most: int) -> list[tuple[str, list[LayerChange]]]:
-    """Return the layers that are told, `most` by signal and `most` by gradient, below the words for their first and their last step."""
-    told = []
+    """Return the layers that are told, `most` by signal and `most` by gradient, below the words for their first and their last step.
+
+    There are none where all layers have the same numbers in both runs.
+    """
+    told: list[tuple[str, list[LayerChange]]] = []
+    if all(layer.values[0] == layer.values[1] for layer in comparison.layers):
+        return told
     for when, several in (("first", say("first common step")), ("last", say("last common step"))):
         there = [layer for layer in comparison.layers if layer.when == when]
         shown = [layer for what in WHAT for layer in [layer for layer in there if layer.what == what][:most]]

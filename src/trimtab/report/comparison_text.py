@@ -55,7 +55,7 @@ class _Writer(Parts):
         yield ""
         yield self.rule(say("Findings"))
         yield from self.findings(comparison)
-        if comparison.layers:
+        if by_step(comparison, _MOST["layers"]):
             yield ""
             yield from self.layers(comparison)
         if comparison.notes:

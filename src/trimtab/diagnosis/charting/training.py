@@ -11,6 +11,7 @@ from trimtab.diagnosis.charting.thinned import points
 from trimtab.diagnosis.view import View
 from trimtab.recording import Kind
 from trimtab.report.charts import Chart, Curve, LineChart, is_wide
+from trimtab.report.outline import count
 
 LOGGED = 12
 """Series of the user's that are drawn, at most."""
@@ -64,14 +65,20 @@ def _loss(view: View) -> LineChart | None:
     if math.isfinite(chance) and chance > 0:
         curves.append(Curve(say("an answer that ignores the input"), np.full(len(keep), chance), "limit"))
     caption = say("The loss of each training step as the backward pass saw it, without any loss scale.")
-    lost = int((~np.isfinite(losses)).sum())
-    if lost:
-        caption += " " + say(
-            "It was not finite at {n:,} steps, first at step {step:,}; there the line has a gap.",
-            n=lost,
-            step=int(steps[~np.isfinite(losses)][0]),
-        )
+    caption += _gaps(steps, losses)
     return _over_steps("loss", say("Loss"), steps[keep], curves, say("loss"), caption)
+
+
+def _gaps(steps: NDArray[np.int64], y: NDArray[np.float64]) -> str:
+    """A sentence on where a curve was not finite, "" where it always was."""
+    lost = ~np.isfinite(y)
+    if not lost.any():
+        return ""
+    return " " + say(
+        "It was not finite at {n}, first at step {step:,}; there the line has a gap.",
+        n=count(int(lost.sum()), "step"),
+        step=int(steps[lost][0]),
+    )
 
 
 def _rates(view: View) -> LineChart | None:
@@ -177,7 +184,7 @@ def _sharpness(view: View) -> LineChart | None:
 
 def _logged(view: View, name: str) -> LineChart:
     steps, y = view.record.logged[name]
+    caption = say("As your code logged it.") + _gaps(steps, y)
     y = np.where(np.isfinite(y), y, np.nan)
     keep = points(y)
-    caption = say("As your code logged it.")
     return _over_steps(f"logged-{name}", name, steps[keep], [Curve(name, y[keep])], name, caption)

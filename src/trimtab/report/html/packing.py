@@ -55,8 +55,8 @@ def packed(chart: Chart, places: Collection[str] = (), colours: tuple[float, flo
 
 def is_named(row: str, places: Collection[str]) -> bool:
     """Whether a row is a module that is one of the places, or that one of them lies in."""
-    name = row.split(" ")[0]
-    return any(place == name or place.startswith(f"{name}.") for place in places)
+    names = {row, row.rpartition(" ")[0] or row}  # a class may stand behind the name, and a name may have spaces
+    return any(place == name or place.startswith(f"{name}.") for place in places for name in names)
 
 
 def _curve(curve: Curve) -> dict[str, Any]:

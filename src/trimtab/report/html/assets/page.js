@@ -411,7 +411,7 @@
         console.error(error);
         const plot = figure.querySelector(".plot");
         plot.classList.add("failed");
-        plot.textContent = "This chart could not be drawn.";
+        plot.textContent = window.DecompressionStream ? "This chart could not be drawn." : "This browser is too old to draw this chart (it lacks DecompressionStream): open the page in a newer one.";
       }
     }
   }
