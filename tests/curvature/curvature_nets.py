@@ -116,3 +116,25 @@ def dense_hessian(model, batches, mode, weights=None):
         (row,) = torch.autograd.grad(g[i], leaf, retain_graph=True)
         assert float((dense[i] - row).norm()) <= 1e-12 * float(dense.norm())
     return dense
+
+
+def jacobian(model, x, mode):
+    """dz/dtheta of every output, row by row."""
+    model.train(mode == "train")
+    parameters = list(model.parameters())
+    buffers = {n: b.clone() for n, b in model.named_buffers()}
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        z = functional_call(model, buffers, (x,))
+    rows = [torch.autograd.grad(entry, parameters, retain_graph=True) for entry in z.reshape(-1)]
+    return z.detach(), torch.stack([torch.cat([g.reshape(-1) for g in row]) for row in rows]).view(*z.shape, -1)
+
+
+def gauss_newton_traces(model, batches, mode):
+    """Of each parameter, for cross-entropy: from the Jacobian of every output of every sample."""
+    total = 0
+    for x, _ in batches:
+        z, j = jacobian(model, x, mode)
+        p = z.softmax(1)
+        middle = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+        total = total + torch.einsum("nap,nab,nbp->p", j, middle, j) / sum(len(b[1]) for b in batches)
+    return [float(part.sum()) for part in total.split([p.numel() for p in model.parameters()])]

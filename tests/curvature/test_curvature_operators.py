@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from curvature_nets import NETS, dense_hessian, flat_gradient, loss, made
+from curvature_nets import NETS, dense_hessian, flat_gradient, jacobian, loss, made
 from torch import nn
 from torch.func import functional_call
 
@@ -79,17 +79,6 @@ def test_what_others_build_on_is_wrong_through_layer_norm_and_this_is_not(truths
 
 
 # ---------------------------------------------------------------------------------------------------- Gauss-Newton, Fisher
-
-
-def jacobian(model, x, mode):
-    """dz/dtheta of every output, row by row."""
-    model.train(mode == "train")
-    parameters = list(model.parameters())
-    buffers = {n: b.clone() for n, b in model.named_buffers()}
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        z = functional_call(model, buffers, (x,))
-    rows = [torch.autograd.grad(entry, parameters, retain_graph=True) for entry in z.reshape(-1)]
-    return z.detach(), torch.stack([torch.cat([g.reshape(-1) for g in row]) for row in rows]).view(*z.shape, -1)
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
