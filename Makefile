@@ -10,6 +10,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 # A worker has its own torch, about 1 GB; one that is done takes over tests from another.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
+ORACLES := curvlinops-for-pytorch==3.0.1 backpack-for-pytorch==1.7.1
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all lint types layers check bench wheel clean
 
@@ -24,6 +26,8 @@ $(READY): requirements.txt pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null 2>&1 || \
 		{ echo "make: preparing $(VENV) with $(PYTHON), once; this takes a few minutes"; "$(PYTHON)" -m venv --clear $(VENV); }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@# What tests of curvature compare with. It asks for torchvision without using it, and torchvision does not import beside a CPU build.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(ORACLES)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
