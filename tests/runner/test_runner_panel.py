@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from rich.cells import cell_len
+from rich.style import Style
 from torch import nn
 
 from trimtab.recording import Recorder, Store
@@ -166,6 +167,7 @@ def test_where_there_is_no_room_there_is_none(columns, rows):
 
 
 def test_colours_only_where_they_are_wanted(monkeypatch):
+    Style.parse.cache_clear()  # rich keeps the codes of a style as another test first wrote them
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     told = reading(flow=flow([1.0, 1e-3]))
