@@ -20,9 +20,9 @@ from trimtab._setup import Setup
 from trimtab.curvature._checks import CurvatureError
 from trimtab.curvature.hessian import as_problem
 from trimtab.curvature.operator import Operator
-from trimtab.curvature.outputs import OutputGraphs, Outputs, require_curved
+from trimtab.curvature.outputs import Outputs, cut_at_outputs, require_curved
 from trimtab.curvature.problem import Loss, Problem
-from trimtab.curvature.retention import Retention, retention_of
+from trimtab.curvature.retention import Graphs, Retention, retention_of
 
 
 class _AtOutputs(Operator):
@@ -30,14 +30,15 @@ class _AtOutputs(Operator):
 
     def __init__(self, problem: Problem, retention: Retention) -> None:
         super().__init__(problem, retention)
-        self._graphs = OutputGraphs(problem, retention.method == "retained")
+        point = problem.variables()
+        self._cuts = Graphs(len(problem.shares), retention, lambda index: cut_at_outputs(problem, index, point))
 
     def _between(self, cut: Outputs, moved: list[Tensor]) -> list[Tensor]:
         raise NotImplementedError
 
     def _product(self, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
         total = [torch.zeros_like(piece) for piece in pieces]
-        for cut in self._graphs:
+        for cut in self._cuts:
             middle = self._between(cut, cut.pushed(self.which, pieces))
             for whole, part in zip(total, cut.pulled_back(self.which, middle), strict=True):
                 whole.add_(part, alpha=cut.share)

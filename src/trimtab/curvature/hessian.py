@@ -4,7 +4,7 @@ Reverse over reverse (Pearlmutter 1994) and not `jvp(jacrev(...))`, which is `to
 and one-sided through affine LayerNorm and batch normalization in training mode (`docs/curvature.md`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,34 +13,7 @@ from torch import Tensor, nn
 from trimtab._setup import Setup
 from trimtab.curvature.operator import Operator
 from trimtab.curvature.problem import Loss, Problem, problem
-from trimtab.curvature.retention import Retention, retention_of
-
-
-class GradientGraphs:
-    """The gradient of each batch's loss, with its graph.
-
-    Args:
-        problem: The problem.
-        kept: Whether graphs are kept; else they are made anew at each pass.
-    """
-
-    def __init__(self, problem: Problem, kept: bool) -> None:
-        self.problem = problem
-        self.kept = kept
-        self._point = problem.variables()
-        self._graphs: list[tuple[Tensor | None, ...]] = []
-
-    def __iter__(self) -> Iterator[tuple[float, tuple[Tensor, ...], tuple[Tensor | None, ...]]]:
-        """Share, parameters and gradient of each batch; None for parameters without influence."""
-        for index, share in enumerate(self.problem.shares):
-            if index < len(self._graphs):
-                yield share, self._point, self._graphs[index]
-                continue
-            loss = self.problem.batch_loss(index, self._point)
-            gradient = torch.autograd.grad(loss, self._point, create_graph=True, allow_unused=True)
-            if self.kept:
-                self._graphs.append(gradient)
-            yield share, self._point, gradient
+from trimtab.curvature.retention import Graphs, Retention, retention_of
 
 
 class Hessian(Operator):
@@ -50,11 +23,17 @@ class Hessian(Operator):
 
     def __init__(self, problem: Problem, retention: Retention) -> None:
         super().__init__(problem, retention)
-        self._graphs = GradientGraphs(problem, retention.method == "retained")
+        self._point = problem.variables()
+        self._gradients = Graphs(len(problem.shares), retention, self._gradient)
+
+    def _gradient(self, index: int) -> tuple[Tensor | None, ...]:
+        """The gradient of a batch's loss, with its graph; None for parameters without influence."""
+        loss = self.problem.batch_loss(index, self._point)
+        return torch.autograd.grad(loss, self._point, create_graph=True, allow_unused=True)
 
     def _product(self, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
         total = [torch.zeros_like(piece) for piece in pieces]
-        for share, point, gradient in self._graphs:
+        for share, gradient in zip(self.problem.shares, self._gradients, strict=True):
             # A parameter that the loss is linear in, or does not use, has a gradient without a graph: a row of zeros.
             rows = [
                 (g, v)
@@ -63,12 +42,12 @@ class Hessian(Operator):
             ]
             if not rows:
                 continue
-            columns = [point[i] for i in self.which]
+            columns = [self._point[i] for i in self.which]
             parts = torch.autograd.grad(
                 [g for g, _ in rows],
                 columns,
                 [v for _, v in rows],
-                retain_graph=self._graphs.kept,
+                retain_graph=self.retention.method == "retained",
                 allow_unused=True,
             )
             for whole, part in zip(total, parts, strict=True):

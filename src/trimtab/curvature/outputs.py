@@ -1,6 +1,5 @@
 """The loss cut in two where the model returns: outputs z(theta) on one side, the loss l(z) on the other."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,28 +184,3 @@ def _feeds_itself(outputs: list[Tensor], cut: list[Tensor]) -> bool:
     """Whether an output depends on another one's cut."""
     found = torch.autograd.grad([z.sum() for z in outputs], cut, retain_graph=True, allow_unused=True)
     return any(part is not None for part in found)
-
-
-class OutputGraphs:
-    """Each batch, cut at the outputs.
-
-    Args:
-        problem: The problem.
-        kept: Whether graphs are kept; else they are made anew at each pass.
-    """
-
-    def __init__(self, problem: Problem, kept: bool) -> None:
-        self.problem = problem
-        self.kept = kept
-        self._point = problem.variables()
-        self._cuts: list[Outputs] = []
-
-    def __iter__(self) -> Iterator[Outputs]:
-        for index in range(len(self.problem.shares)):
-            if index < len(self._cuts):
-                yield self._cuts[index]
-                continue
-            cut = cut_at_outputs(self.problem, index, self._point)
-            if self.kept:
-                self._cuts.append(cut)
-            yield cut

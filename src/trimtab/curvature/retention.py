@@ -1,6 +1,8 @@
 """Whether the graphs of a problem's gradients are kept between products, or made anew for each."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -10,6 +12,8 @@ from trimtab.curvature.memory import KEPT_PER_SAVED, available_bytes, in_words
 from trimtab.curvature.problem import Problem
 
 METHODS = ("auto", "retained", "recompute")
+
+T = TypeVar("T")
 
 SHARE = 0.5
 """Graphs are kept where they need at most this share of what memory there is: vectors and the user's run need some, too."""
@@ -58,3 +62,29 @@ def retention_of(problem: Problem, method: str = "auto") -> Retention:
         fits = available is None or estimate <= SHARE * available
         method = "retained" if fits else "recompute"
     return Retention(method, estimate, one_batch, available)
+
+
+class Graphs(Generic[T]):
+    """What is differentiated again for each product, batch by batch.
+
+    Args:
+        count: How many batches there are.
+        retention: Whether what was made is kept; else it is made anew at each pass.
+        make: Makes it of a batch.
+    """
+
+    def __init__(self, count: int, retention: Retention, make: Callable[[int], T]) -> None:
+        self._count = count
+        self._keep = retention.method == "retained"
+        self._make = make
+        self._kept: list[T] = []
+
+    def __iter__(self) -> Iterator[T]:
+        for index in range(self._count):
+            if index < len(self._kept):
+                yield self._kept[index]
+                continue
+            made = self._make(index)
+            if self._keep:
+                self._kept.append(made)
+            yield made
