@@ -2,25 +2,12 @@
 
 import pytest
 import torch
+from curvature_on_ranks import loss, made, same
 from ranks import on_ranks
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trimtab import Setup
 from trimtab.curvature import CurvatureError, sharpness, smoothness, surface
-
-SIZES = (24, 7)
-
-
-def loss(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-
-def made():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3)).double()
-    batches = [(torch.randn(n, 6, dtype=torch.float64), torch.randint(3, (n,))) for n in SIZES]
-    return model, batches
 
 
 def measured(model, batches):
@@ -50,6 +37,4 @@ def test_ranks_with_uneven_batches_measure_what_one_process_does(tmp_path):
     whole = measured(*made())
     first, second = on_ranks(tmp_path, on_one_rank, tmp_path / "store.txt")
     assert not (tmp_path / "store.txt").exists()
-    for name, value in whole.items():
-        assert torch.equal(first[name], second[name]), "the ranks must go the same way"
-        assert float((first[name] - value).norm()) <= 1e-7 * float(value.norm()), name
+    same(whole, first, second, 1e-7)

@@ -6,7 +6,7 @@ from charts_cases import HOSTILE as HOSTILE_CHARTS
 from charts_cases import MARKUP, USUAL, heat, line, spoilt
 from report_cases import HOSTILE, ONE_ROOT
 
-from browser import chromium, listen, needs_chromium
+from browser import needs_chromium
 from trimtab.report.charts import Charts
 from trimtab.report.html import render_html
 
@@ -20,32 +20,6 @@ PIXELS = """figure => {
   return [...seen];
 }"""
 """The colours of a chart."""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture
-def opened(browser, tmp_path):
-    """A function that opens a page from a file and waits for its charts."""
-    contexts = []
-
-    def open_(html, **settings):
-        (tmp_path / "report.html").write_text(html, encoding="utf-8")
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings})
-        contexts.append(context)
-        page = context.new_page()
-        heard = listen(page)
-        page.goto((tmp_path / "report.html").as_uri())
-        page.wait_for_selector("body[data-ready]", timeout=30_000)
-        return page, heard
-
-    yield open_
-    for context in contexts:
-        context.close()
 
 
 def colours(page, key):

@@ -11,7 +11,7 @@ from charts_cases import MARKUP
 from comparison_cases import ALL, HEALED, SPOILT, USUAL, A, compared, course
 from report_cases import CLIPPED, RUN, VANISHING
 
-from browser import chromium, listen, needs_chromium
+from browser import needs_chromium
 from trimtab.errors import UsageError
 from trimtab.report import Diagnosis
 from trimtab.report.charts import Charts
@@ -93,31 +93,6 @@ def test_a_page_that_cannot_be_written(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture
-def opened(browser, tmp_path):
-    """A function that opens a page from a file and waits for its charts."""
-    contexts = []
-
-    def open_(html, **settings):
-        (tmp_path / "page.html").write_text(html, encoding="utf-8")
-        contexts.append(browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings}))
-        page = contexts[-1].new_page()
-        heard = listen(page)
-        page.goto((tmp_path / "page.html").as_uri())
-        page.wait_for_selector("body[data-ready]", timeout=30_000)
-        return page, heard
-
-    yield open_
-    for context in contexts:
-        context.close()
 
 
 @needs_chromium
