@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from report_cases import ALL, HOSTILE, ONE_ROOT, VANISHING
 
+from documents import run
 from trimtab.errors import UsageError
 from trimtab.report import Diagnosis, Finding, Prescription, Repair, RunFacts, Trial, codes, render
 from trimtab.report.charts import Charts
 from trimtab.report.html import notebook_html, render_html
+from trimtab.report.html.code_page import page_html
 from trimtab.report.html.packing import (
     FIRST,
     LAST,
@@ -33,7 +35,6 @@ from trimtab.report.html.packing import (
     is_named,
     packed,
 )
-from trimtab.report.html.pages import page_html
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -281,11 +282,10 @@ def test_a_prescription_writes_its_page(tmp_path):
 
 
 def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch):
-    text = (Path(__file__).parents[2] / "docs" / "page.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    exec(example, {})
-    assert 'data-chart="signal"' in (tmp_path / "report.html").read_text(encoding="utf-8")
+    names, _ = run(Path(__file__).parents[2] / "docs" / "page.md")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == names["page"]
+    assert 'data-chart="signal"' in names["page"]
 
 
 def test_rows_that_a_finding_names_are_marked():

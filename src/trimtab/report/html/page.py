@@ -17,8 +17,8 @@ from trimtab.errors import UsageError
 from trimtab.report.charts import SECTIONS, Chart, Charts, HeatMap, LineChart, Section
 from trimtab.report.diagnosis import Diagnosis
 from trimtab.report.finding import Finding
+from trimtab.report.html.code_page import page_html
 from trimtab.report.html.packing import as_script, is_named, packed
-from trimtab.report.html.pages import page_html
 from trimtab.report.outline import SEVERITY_NAMES, confidence, count, facts, fold, from_here, place
 from trimtab.report.pages import title
 from trimtab.report.prescription import Prescription
