@@ -22,7 +22,12 @@ HOSTILE = ("\x1b[31mred", "a\r\nb", "\x1b]0;title\x07t", "红色" * 9, "x" * 200
 
 @pytest.fixture(autouse=True)
 def _terminal(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm-256color")  # rich keeps the codes of a style as it first wrote them
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for kept in (
+        Style.parse,
+        Style._add,
+    ):  # rich keeps the codes of a style as it first wrote them, for whatever terminal that was
+        kept.cache_clear()
 
 
 def flow(signal, names=None, gradient=None, update=None):
@@ -167,8 +172,6 @@ def test_where_there_is_no_room_there_is_none(columns, rows):
 
 
 def test_colours_only_where_they_are_wanted(monkeypatch):
-    Style.parse.cache_clear()  # rich keeps the codes of a style as another test first wrote them
-    monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     told = reading(flow=flow([1.0, 1e-3]))
     assert "\x1b[38;5;208m" in "".join(Panel("n").lines(told, (), 100, 30))
