@@ -168,6 +168,7 @@ def test_two_lines_make_a_plane(mixed):
     [
         (lambda p: random_directions(p, 3), "one direction or two, but there are 3"),
         (lambda p: random_directions(p, scale="layer"), "scale must be one of 'filter', 'tensor', 'none'"),
+        (lambda p: random_directions(p, seed="0"), "seed must be a whole number from 0"),
         (lambda p: given_directions(p, torch.zeros(p.size)), "direction 0 is zero everywhere"),
         (lambda p: given_directions(p, torch.full((p.size,), torch.nan)), "direction 0 holds NaN"),
         (lambda p: given_directions(p, torch.ones(3)), "a tensor of shape \\(3,\\)"),

@@ -306,6 +306,15 @@ def test_bad_questions():
         (lambda: trace(h, 3), "products must be a whole number of at least 6"),
         (lambda: trace(h, method="mean"), "method must be one of"),
         (lambda: density(h, 0), "steps must be"),
+        (
+            lambda: problem(model, loss, batches, seed="0"),
+            "seed must be a whole number from 0 to 2147483647, but it is '0'",
+        ),
+        (lambda: problem(model, loss, batches, seed=-1), "seed must be a whole number from 0"),
+        (lambda: eigenvalues(h, seed=0.5), "seed must be a whole number from 0"),
+        (lambda: density(h, seed=None), "seed must be a whole number from 0"),
+        (lambda: trace(h, seed="0"), "seed must be a whole number from 0"),
+        (lambda: conditioning(h, seed=-1), "seed must be a whole number from 0"),
         (lambda: h.block("nine"), "'nine' is neither"),
         (
             lambda: h @ torch.zeros(3),

@@ -61,3 +61,20 @@ def require_tolerance(name: str, value: Any) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
         raise CurvatureError(f"{name} must be a number between 0 and 1, a relative error, but it is {value!r}")
+
+
+SEEDS = 2**31
+
+
+def require_seed(name: str, value: Any) -> None:
+    """Let only seeds pass that every generator takes.
+
+    Args:
+        name: The argument.
+        value: What was given.
+
+    Raises:
+        CurvatureError: It is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < SEEDS:
+        raise CurvatureError(f"{name} must be a whole number from 0 to {SEEDS - 1}, but it is {value!r}")

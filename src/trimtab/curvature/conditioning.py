@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trimtab.curvature._checks import require_count
+from trimtab.curvature._checks import require_count, require_seed
 from trimtab.curvature.density import density
 from trimtab.curvature.krylov import Array
 from trimtab.curvature.lanczos import eigenvalues
@@ -92,6 +92,7 @@ def conditioning(
         The ratios, exact up to 2000 rows.
     """
     require_count("classes", classes)
+    require_seed("seed", seed)
     begun, before = time.perf_counter(), operator.products
     eps = float(torch.finfo(operator.dtype).eps)
     exact = operator.shape[0] <= EXACT

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trimtab.curvature._checks import CurvatureError, require_count
+from trimtab.curvature._checks import CurvatureError, require_count, require_seed
 from trimtab.curvature.krylov import Array, Krylov
 from trimtab.curvature.operator import Operator, random_vector
 from trimtab.curvature.result import Certificate, certified
@@ -162,6 +162,7 @@ def density(operator: Operator, steps: int = 60, draws: int = 4, *, seed: int = 
     """
     require_count("steps", steps)
     require_count("draws", draws)
+    require_seed("seed", seed)
     if not operator.shape[0]:
         raise CurvatureError("an operator without rows has no spectrum")
     begun, before = time.perf_counter(), operator.products

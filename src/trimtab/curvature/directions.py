@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trimtab.curvature._checks import CurvatureError, kind, require_choice, require_count
+from trimtab.curvature._checks import CurvatureError, kind, require_choice, require_count, require_seed
 from trimtab.curvature.problem import Problem
 
 Checkpoint = Tensor | Mapping[str, Tensor] | nn.Module
@@ -66,6 +66,7 @@ def random_directions(
     """
     require_count("count", count)
     require_choice("scale", scale, SCALES)
+    require_seed("seed", seed)
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(count):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.curvature._checks import require_choice, require_count, require_tolerance
+from trimtab.curvature._checks import require_choice, require_count, require_seed, require_tolerance
 from trimtab.curvature.krylov import Array, Flags, Krylov
 from trimtab.curvature.operator import Operator, random_vector
 from trimtab.curvature.result import Certificate, certified
@@ -85,6 +85,7 @@ def eigenvalues(
     require_count("k", k)
     require_count("max_products", max_products)
     require_tolerance("tol", tol)
+    require_seed("seed", seed)
     require_choice("which", which, ("LM", "LA", "SA"))
     begun, before = time.perf_counter(), operator.products
     size = operator.shape[0]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trimtab import _distributed
 from trimtab._setup import Setup
-from trimtab.curvature._checks import CurvatureError, kind, require_choice
+from trimtab.curvature._checks import CurvatureError, kind, require_choice, require_seed
 from trimtab.curvature.batches import copied, drawn, drawn_from_setup, samples_in, shares
 from trimtab.curvature.shadow import Shadow, differentiating, unwrapped
 from trimtab.curvature.soundness import checked, chosen, dtype_of
@@ -70,6 +70,8 @@ class Problem:
     ) -> None:
         require_choice("mode", mode, MODES)
         require_choice("reduction", reduction, ("mean", "sum"))
+        if seed is not None:
+            require_seed("seed", seed)
         if not callable(loss):
             raise CurvatureError(
                 f"loss must be a function loss(model, batch) that gives a scalar, but it is {kind(loss)}"

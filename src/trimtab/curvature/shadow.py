@@ -129,7 +129,7 @@ def _seed_all(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
-    np.random.seed(seed)
+    np.random.seed(seed % 2**32)
     random.seed(seed)
 
 

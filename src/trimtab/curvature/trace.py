@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.curvature._checks import CurvatureError, require_choice, require_count, require_tolerance
+from trimtab.curvature._checks import CurvatureError, require_choice, require_count, require_seed, require_tolerance
 from trimtab.curvature.operator import Operator
 from trimtab.curvature.result import Certificate, certified
 
@@ -67,6 +67,7 @@ def trace(
     require_choice("method", method, METHODS)
     require_count("products", products, 6)
     require_count("max_products", max_products)
+    require_seed("seed", seed)
     if tol is not None:
         require_tolerance("tol", tol)
     begun, before = time.perf_counter(), operator.products
