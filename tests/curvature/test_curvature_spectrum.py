@@ -104,6 +104,12 @@ def test_what_has_not_converged_says_so(nets):
     assert np.all(np.abs(found.values[:1] - truth[:1]) <= found.error[:1])
 
 
+def test_as_many_products_as_values_are_made_at_least(nets):
+    found = eigenvalues(nets["batch norm", "train"][0], 5, max_products=1)
+    assert found.products == len(found.values) == 5
+    assert not found.converged.all()
+
+
 def test_on_spectra_without_gaps_each_value_is_one_and_hardly_any_is_missed():
     """300 Gaussian numbers. Here an eigenvalue is missed now and then, which no bound can tell, and two neighbours taken for one."""
     missed = 0

@@ -16,7 +16,7 @@ from trimtab.curvature._checks import require_count, require_seed
 from trimtab.curvature.density import density
 from trimtab.curvature.krylov import Array
 from trimtab.curvature.lanczos import eigenvalues
-from trimtab.curvature.operator import Operator
+from trimtab.curvature.operator import Operator, require_operator
 from trimtab.curvature.result import Certificate, certified
 
 EXACT = 2000
@@ -91,6 +91,7 @@ def conditioning(
     Returns:
         The ratios, exact up to 2000 rows.
     """
+    require_operator(operator)
     require_count("classes", classes)
     require_seed("seed", seed)
     begun, before = time.perf_counter(), operator.products

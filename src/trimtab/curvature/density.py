@@ -13,7 +13,7 @@ import numpy as np
 
 from trimtab.curvature._checks import CurvatureError, require_count, require_seed
 from trimtab.curvature.krylov import Array, Krylov
-from trimtab.curvature.operator import Operator, random_vector
+from trimtab.curvature.operator import Operator, random_vector, require_operator
 from trimtab.curvature.result import Certificate, certified
 
 
@@ -160,6 +160,7 @@ def density(operator: Operator, steps: int = 60, draws: int = 4, *, seed: int = 
     Raises:
         CurvatureError: There is no step or draw.
     """
+    require_operator(operator)
     require_count("steps", steps)
     require_count("draws", draws)
     require_seed("seed", seed)

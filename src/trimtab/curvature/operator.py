@@ -188,6 +188,22 @@ class Operator(ABC):
         return f"<{self.describe()}>"
 
 
+def require_operator(given: Any) -> None:
+    """Let only operators pass.
+
+    Args:
+        given: What was given.
+
+    Raises:
+        CurvatureError: It is none.
+    """
+    if not isinstance(given, Operator):
+        raise CurvatureError(
+            f"operator must be one of hessian(...), ggn(...) or fisher(...), but it is {kind(given)}; "
+            "make one of it first, as in eigenvalues(hessian(setup))"
+        )
+
+
 def random_vector(operator: Operator, seed: int) -> Tensor:
     """A Gaussian vector of unit length, the same on every rank and device.
 
