@@ -177,6 +177,11 @@ def test_two_lines_make_a_plane(mixed):
         (lambda p: trajectory_directions(p, [p.vector()] * 3), "span fewer than 2 directions"),
         (lambda p: trajectory_directions(p, []), "span fewer than 2 directions"),
         (lambda p: trajectory_directions(p, p.vector()), "must be a list of them, but it is a tensor"),
+        (lambda p: trajectory_directions(p, [p.vector() * torch.nan] * 3), "a checkpoint holds NaN"),
+        (
+            lambda p: between(p, {name: own * torch.inf for name, own in zip(p.names, p.origin, strict=True)}),
+            "a checkpoint's .* holds NaN",
+        ),
         (lambda p: between(p, p.vector()), "equals the model"),
         (lambda p: between(p, {"conv.weight": torch.ones(2)}), "must hold conv.weight of shape"),
         (lambda p: between(p, {}), "must hold conv.weight of shape .* is None"),

@@ -78,3 +78,17 @@ def require_seed(name: str, value: Any) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < SEEDS:
         raise CurvatureError(f"{name} must be a whole number from 0 to {SEEDS - 1}, but it is {value!r}")
+
+
+def require_finite(name: str, vector: Tensor) -> None:
+    """Let only vectors without NaN and infinity pass.
+
+    Args:
+        name: The argument.
+        vector: What was given.
+
+    Raises:
+        CurvatureError: It holds one.
+    """
+    if not bool(vector.isfinite().all()):
+        raise CurvatureError(f"{name} holds NaN or infinity")

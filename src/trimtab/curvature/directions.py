@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trimtab.curvature._checks import CurvatureError, kind, require_choice, require_count, require_seed
+from trimtab.curvature._checks import CurvatureError, kind, require_choice, require_count, require_finite, require_seed
 from trimtab.curvature.problem import Problem
 
 Checkpoint = Tensor | Mapping[str, Tensor] | nn.Module
@@ -129,8 +129,7 @@ def given_directions(problem: Problem, vectors: Tensor | Sequence[Tensor], names
     for i, vector in enumerate(own):
         if not isinstance(vector, Tensor):
             raise CurvatureError(f"direction {i} must be a flat vector, but it is {kind(vector)}")
-        if not bool(vector.isfinite().all()):
-            raise CurvatureError(f"direction {i} holds NaN or infinity")
+        require_finite(f"direction {i}", vector)
         if not bool(vector.any()):
             raise CurvatureError(f"direction {i} is zero everywhere")
     return Directions(own, tuple(names) or tuple(f"direction {i + 1}" for i in range(len(own))))
@@ -208,10 +207,12 @@ def as_vector(problem: Problem, checkpoint: Checkpoint) -> Tensor:
         (size,).
 
     Raises:
-        CurvatureError: A parameter is not there, or has another shape.
+        CurvatureError: A parameter is not there, has another shape, or is not finite.
     """
     if isinstance(checkpoint, Tensor):
-        return problem.vector(problem.pieces(checkpoint.detach()))
+        flat = problem.vector(problem.pieces(checkpoint.detach()))
+        require_finite("a checkpoint", flat)
+        return flat
     named = dict(checkpoint.named_parameters()) if isinstance(checkpoint, nn.Module) else checkpoint
     if not isinstance(named, Mapping):
         raise CurvatureError(f"a checkpoint must be a module, a state_dict or a vector, but it is {kind(checkpoint)}")
@@ -223,6 +224,7 @@ def as_vector(problem: Problem, checkpoint: Checkpoint) -> Tensor:
             raise CurvatureError(
                 f"a checkpoint must hold {name} of shape {tuple(own.shape)}, but what it holds there is {kind(value)}"
             )
+        require_finite(f"a checkpoint's {name}", value)
         pieces.append(value.detach().to(own.device, own.dtype))
     return problem.vector(pieces)
 
