@@ -322,9 +322,14 @@ def test_bad_questions():
         (lambda: h.block("nine"), "'nine' is neither"),
         (
             lambda: h @ torch.zeros(3),
-            r"a vector \(1259,\) or a matrix \(1259, k\) is needed, but it is a tensor of shape \(3,\)",
+            r"a real vector \(1259,\) or a matrix \(1259, k\) is needed, but it is a tensor of shape \(3,\)",
         ),
-        (lambda: h.problem.pieces(torch.zeros(3)), r"a vector of shape \(1259,\) is needed"),
+        (lambda: h.problem.pieces(torch.zeros(3)), r"a real vector of shape \(1259,\) is needed"),
+        (
+            lambda: h @ torch.zeros(1259, dtype=torch.complex128),
+            r"it is a tensor of shape \(1259,\) of torch.complex128",
+        ),
+        (lambda: h.problem.pieces(torch.zeros(1259) * 1j), "of torch.complex64"),
         (
             lambda: hessian(nn.Linear(200, 60), lambda m, b: m(b).square().mean(), [torch.ones(2, 200)]).dense(),
             "too large",

@@ -361,7 +361,7 @@ def test_what_is_refused(options, why):
 
 
 def test_directions_of_another_problem_are_refused():
-    with pytest.raises(CurvatureError, match=r"a vector of shape \(4,\) is needed"):
+    with pytest.raises(CurvatureError, match=r"a real vector of shape \(4,\) is needed"):
         surface(quadratic(), directions=random_directions(problem(bn_setup(), seed=0), 1))
 
 

@@ -14,7 +14,8 @@ class CurvatureError(TrimtabError, ValueError):
 def kind(value: object) -> str:
     """What something is, in words for an error."""
     if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
+        of = f" of {value.dtype}" if value.is_complex() else ""
+        return f"a tensor of shape {tuple(value.shape)}{of}"
     return f"a {type(value).__name__}" if value is not None else "None"
 
 

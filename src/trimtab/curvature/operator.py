@@ -69,9 +69,14 @@ class Operator(ABC):
         return self.problem.device
 
     def __matmul__(self, other: Tensor) -> Tensor:
-        if not isinstance(other, Tensor) or other.ndim not in {1, 2} or other.shape[0] != self.shape[0]:
+        if (
+            not isinstance(other, Tensor)
+            or other.ndim not in {1, 2}
+            or other.shape[0] != self.shape[0]
+            or other.is_complex()
+        ):
             raise CurvatureError(
-                f"a vector ({self.shape[0]},) or a matrix ({self.shape[0]}, k) is needed, but it is {kind(other)}"
+                f"a real vector ({self.shape[0]},) or a matrix ({self.shape[0]}, k) is needed, but it is {kind(other)}"
             )
         if other.ndim == 2:
             columns = [self @ column for column in other.unbind(1)]

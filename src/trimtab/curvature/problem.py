@@ -144,10 +144,10 @@ class Problem:
             Views in the shapes of the parameters, in the dtype of the problem.
 
         Raises:
-            CurvatureError: It has another shape.
+            CurvatureError: It has another shape, or is complex.
         """
-        if not isinstance(vector, Tensor) or vector.shape != (self.size,):
-            raise CurvatureError(f"a vector of shape ({self.size},) is needed, but it is {kind(vector)}")
+        if not isinstance(vector, Tensor) or vector.shape != (self.size,) or vector.is_complex():
+            raise CurvatureError(f"a real vector of shape ({self.size},) is needed, but it is {kind(vector)}")
         parts = vector.to(self.device, self.dtype).split(self._sizes)  # type: ignore[no-untyped-call]
         return tuple(part.view(p.shape) for part, p in zip(parts, self.origin, strict=True))
 
