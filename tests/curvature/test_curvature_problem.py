@@ -306,6 +306,10 @@ def test_bad_questions():
         (lambda: trace(h, 3), "products must be a whole number of at least 6"),
         (lambda: trace(h, method="mean"), "method must be one of"),
         (lambda: density(h, 0), "steps must be"),
+        (
+            lambda: problem(model, loss, batches, parameters=list(model.parameters())),
+            "parameters must be a list of names, but it holds a tensor of shape",
+        ),
         (lambda: eigenvalues(model), r"operator must be one of hessian\(...\), .* but it is a Sequential; make one"),
         (lambda: density(h.problem), "operator must be one of .* but it is a Problem"),
         (lambda: trace(None), "operator must be one of .* but it is None"),

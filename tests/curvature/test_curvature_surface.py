@@ -350,6 +350,7 @@ def test_what_the_loss_takes_from_around_it_is_put_back_after_each_point():
         ({"span": (1, 1)}, "span must be a number above 0"),
         ({"span": float("inf")}, "span must be a number above 0"),
         ({"span": "wide"}, "span must be a number above 0"),
+        ({"directions": None}, "directions must be Directions, .* but one is None"),
         ({"points": 1}, "points must be a whole number of at least 2"),
         ({"points": 2.5}, "points must be a whole number of at least 2"),
         ({"points": (3, 3, 3)}, "must be of 1 directions"),

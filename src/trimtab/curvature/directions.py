@@ -64,6 +64,7 @@ def random_directions(
     Raises:
         CurvatureError: Nothing would move, since every chosen parameter has one axis, or is zero.
     """
+    _require_problem(problem)
     require_count("count", count)
     require_choice("scale", scale, SCALES)
     require_seed("seed", seed)
@@ -90,6 +91,13 @@ def random_directions(
     return Directions(tuple(found), tuple(f"random {seed}.{i}" for i in range(count)))
 
 
+def _require_problem(given: object) -> None:
+    if not isinstance(given, Problem):
+        raise CurvatureError(
+            f"problem must be a curvature.problem, but it is {kind(given)}; write problem(setup) first"
+        )
+
+
 def gradient_direction(problem: Problem) -> Directions:
     """The way down: -g/|g|.
 
@@ -102,6 +110,7 @@ def gradient_direction(problem: Problem) -> Directions:
     Raises:
         CurvatureError: The gradient is zero, or not finite.
     """
+    _require_problem(problem)
     gradient = problem.gradient()[1]
     length = float(gradient.double().norm())
     if not 0 < length < float("inf"):
@@ -123,6 +132,9 @@ def given_directions(problem: Problem, vectors: Tensor | Sequence[Tensor], names
     Raises:
         CurvatureError: One has another size, is zero or not finite.
     """
+    _require_problem(problem)
+    if not isinstance(vectors, (Tensor, Sequence)) or isinstance(vectors, str):
+        raise CurvatureError(f"vectors must be a flat vector or a list of them, but it is {kind(vectors)}")
     if isinstance(vectors, Tensor):
         vectors = [vectors] if vectors.ndim == 1 else list(vectors.unbind(-1)) if vectors.ndim else []
     own = tuple(problem.vector(problem.pieces(v.detach())) if isinstance(v, Tensor) else v for v in vectors)
@@ -148,6 +160,7 @@ def between(problem: Problem, other: Checkpoint) -> Directions:
     Raises:
         CurvatureError: Both are the same.
     """
+    _require_problem(problem)
     difference = as_vector(problem, other) - problem.vector()
     if not bool(difference.any()):
         raise CurvatureError("the other checkpoint equals the model, so no line leads from one to the other")
@@ -171,6 +184,7 @@ def trajectory_directions(problem: Problem, checkpoints: Sequence[Checkpoint], c
     Raises:
         CurvatureError: There are too few different checkpoints.
     """
+    _require_problem(problem)
     require_count("count", count)
     if isinstance(checkpoints, (Tensor, Mapping, nn.Module)):
         raise CurvatureError(f"checkpoints must be a list of them, but it is {kind(checkpoints)}; write [checkpoint]")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.curvature._checks import CurvatureError
+from trimtab.curvature._checks import CurvatureError, kind
 from trimtab.curvature.memory import saved_bytes
 from trimtab.curvature.shadow import differentiating
 
@@ -162,6 +162,10 @@ def chosen(model: nn.Module, parameters: Sequence[str] | None) -> tuple[str, ...
         raise CurvatureError(f"parameters must be a list of names, but it is a str; write parameters=[{parameters!r}]")
     names = {name for name, p in every.items() if p.requires_grad} if parameters is None else set()
     for asked in parameters or ():
+        if not isinstance(asked, str):
+            raise CurvatureError(
+                f"parameters must be a list of names, but it holds {kind(asked)}; names are those of model.named_parameters()"
+            )
         hits = {name for name in every if name == asked or name.startswith(f"{asked}.")}
         if not hits:
             raise CurvatureError(
