@@ -27,6 +27,7 @@ from trimtab.curvature import (
     scale_free_sharpness,
     trace,
 )
+from trimtab.curvature.memory import saved_bytes
 from trimtab.curvature.retention import Retention, retention_of
 
 
@@ -399,3 +400,40 @@ def test_the_estimate_covers_what_the_graph_keeps(name):
         torch.autograd.grad(own.batch_loss(0, point), point, create_graph=True)
     total = sum(size for _, size in kept.values())
     assert total <= retention_of(own).estimate <= 4 * total
+
+
+def test_ctrl_c_as_random_states_are_put_back_waits_until_they_are(monkeypatch):
+    model, batches = busy()
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    put_back, came = random.setstate, []
+
+    def interrupted(state):
+        if not came and random.getstate() != state:
+            came.append(True)
+            raise KeyboardInterrupt
+        put_back(state)
+
+    monkeypatch.setattr(random, "setstate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        problem(model, loss, batches, mode="eval")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.array_equal(np.random.get_state()[1], before[2])
+
+
+def test_ctrl_c_as_the_counting_of_memory_ends_leaves_other_graphs_alone(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(None, None)
+    take_away = type(hooks).__exit__
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.autograd.graph.saved_tensors_hooks, "__exit__", interrupted)
+        with pytest.raises(KeyboardInterrupt), saved_bytes():
+            pass
+    try:
+        x = torch.tensor(3.0, requires_grad=True)
+        (x * x).backward()
+    finally:
+        take_away(hooks, None, None, None)
+    assert x.grad == 6
