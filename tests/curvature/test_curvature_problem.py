@@ -307,6 +307,8 @@ def test_bad_questions():
         (lambda: trace(h, 3), "products must be a whole number of at least 6"),
         (lambda: trace(h, method="mean"), "method must be one of"),
         (lambda: density(h, 0), "steps must be"),
+        (lambda: problem(model, nn.CrossEntropyLoss(), batches), "it is a CrossEntropyLoss, which compares outputs"),
+        (lambda: problem(model, loss, batches, parameters=3), "parameters must be a list of names, but it is a int"),
         (
             lambda: problem(model, loss, batches, parameters=list(model.parameters())),
             "parameters must be a list of names, but it holds a tensor of shape",

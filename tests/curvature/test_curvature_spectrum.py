@@ -235,6 +235,11 @@ def test_density_has_the_moments_of_the_spectrum(nets, case):
     assert found.products == 240
 
 
+def test_of_a_zero_matrix_no_eigenvalue_is_below_zero():
+    # The bounds of the share are 0, the truth, and what the first node weighs.
+    assert ", 0% to 100% below -1/1000 of the largest" in str(density(Matrix(torch.zeros(6, 6, dtype=torch.float64))))
+
+
 def test_the_spectrum_has_no_ghosts(nets):
     """Without reorthogonalization 60 steps find the largest eigenvalue 7 or 8 times."""
     h, _, truth = nets["batch norm", "eval"]

@@ -136,7 +136,8 @@ class Density(Certificate):
 
     def __str__(self) -> str:
         mean, error = self.expectation(self.nodes)
-        low, high, _ = self.share_below(-1e-3 * float(np.abs(self.nodes).max()))
+        # Of nothing but zeros none lies below zero, though the mark is zero itself.
+        low, high, _ = self.share_below(-1e-3 * float(np.abs(self.nodes).max()) or -np.finfo(float).tiny)
         return (
             f"spectral density of {self.size:,} eigenvalues from {len(self.nodes)} draws of {self.nodes.shape[1]} steps: "
             f"from {self.nodes.min():.4g} to {self.nodes.max():.4g}, mean {mean:.4g} ± {error:.1g}, "

@@ -133,7 +133,7 @@ def given_directions(problem: Problem, vectors: Tensor | Sequence[Tensor], names
         CurvatureError: One has another size, is zero or not finite.
     """
     _require_problem(problem)
-    if not isinstance(vectors, (Tensor, Sequence)) or isinstance(vectors, str):
+    if not isinstance(vectors, (Tensor, list, tuple)):
         raise CurvatureError(f"vectors must be a flat vector or a list of them, but it is {kind(vectors)}")
     if isinstance(vectors, Tensor):
         vectors = [vectors] if vectors.ndim == 1 else list(vectors.unbind(-1)) if vectors.ndim else []

@@ -72,6 +72,11 @@ class Problem:
         require_choice("reduction", reduction, ("mean", "sum"))
         if seed is not None:
             require_seed("seed", seed)
+        if isinstance(loss, nn.modules.loss._Loss):
+            raise CurvatureError(
+                f"loss must be a function loss(model, batch) that gives a scalar, but it is {kind(loss)}, which compares "
+                "outputs with targets; write lambda model, batch: criterion(model(batch[0]), batch[1])"
+            )
         if not callable(loss):
             raise CurvatureError(
                 f"loss must be a function loss(model, batch) that gives a scalar, but it is {kind(loss)}"
