@@ -119,6 +119,9 @@ def unchanged(*objects: Any, used_by: tuple[Callable[..., Any] | None, ...] = ()
 
     Yields:
         What is kept; more can be added to it.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came while things were put back; they are back then.
     """
     kept = Kept()
     kept.add(*objects)
@@ -128,8 +131,13 @@ def unchanged(*objects: Any, used_by: tuple[Callable[..., Any] | None, ...] = ()
     try:
         yield kept
     finally:
-        _restore(generators)
-        kept.restore()
+        try:
+            _restore(generators)
+            kept.restore()
+        except KeyboardInterrupt:  # Ctrl-C in the middle of putting back: it waits until all is back
+            _restore(generators)
+            kept.restore()
+            raise
 
 
 def _plain(container: Any) -> Any:

@@ -6,7 +6,7 @@ from curvature_nets import NETS, dense_hessian, flat_gradient, jacobian, loss, m
 from torch import nn
 from torch.func import functional_call
 
-from trimtab.curvature import fisher, ggn, hessian
+from trimtab.curvature import fisher, ggn, hessian, problem
 
 CASES = [(name, mode) for name in NETS for mode in ("train", "eval") if mode == "train" or name.startswith("batch")]
 
@@ -52,6 +52,23 @@ def test_products_equal_finite_differences_of_the_gradient(name, mode):
         assert error(h @ v, difference) <= 1e-4
     else:
         assert error(h @ v, difference) <= 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("normed", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
+def test_weight_norm_is_right_though_the_double_backward_of_torch_is_not(normed):
+    torch.manual_seed(0)
+    model = nn.Sequential(normed(nn.Linear(4, 5).double()), nn.Tanh(), nn.Linear(5, 3).double())
+    batch = torch.randn(8, 4, dtype=torch.float64), torch.randint(0, 3, (8,))
+    with torch.no_grad():
+        model(batch[0])
+    asked = problem(model, lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]), [batch])
+    h = hessian(asked).dense()
+    steps = 1e-5 * torch.eye(asked.size, dtype=torch.float64)
+    origin = asked.vector()
+    rows = [(asked.gradient(origin + step)[1] - asked.gradient(origin - step)[1]) / 2e-5 for step in steps]
+    assert error(h, torch.stack(rows)) <= 1e-6
+    assert error(h, h.T) <= 1e-12
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # theirs, when they are imported

@@ -27,6 +27,7 @@ from trimtab.curvature import (
     scale_free_sharpness,
     trace,
 )
+from trimtab.curvature.memory import saved_bytes
 from trimtab.curvature.retention import Retention, retention_of
 
 
@@ -306,12 +307,36 @@ def test_bad_questions():
         (lambda: trace(h, 3), "products must be a whole number of at least 6"),
         (lambda: trace(h, method="mean"), "method must be one of"),
         (lambda: density(h, 0), "steps must be"),
+        (lambda: problem(model, nn.CrossEntropyLoss(), batches), "it is a CrossEntropyLoss, which compares outputs"),
+        (lambda: problem(model, loss, batches, parameters=3), "parameters must be a list of names, but it is a int"),
+        (
+            lambda: problem(model, loss, batches, parameters=list(model.parameters())),
+            "parameters must be a list of names, but it holds a tensor of shape",
+        ),
+        (lambda: eigenvalues(model), r"operator must be one of hessian\(...\), .* but it is a Sequential; make one"),
+        (lambda: density(h.problem), "operator must be one of .* but it is a Problem"),
+        (lambda: trace(None), "operator must be one of .* but it is None"),
+        (lambda: conditioning("h"), "operator must be one of .* but it is a str"),
+        (
+            lambda: problem(model, loss, batches, seed="0"),
+            "seed must be a whole number from 0 to 2147483647, but it is '0'",
+        ),
+        (lambda: problem(model, loss, batches, seed=-1), "seed must be a whole number from 0"),
+        (lambda: eigenvalues(h, seed=0.5), "seed must be a whole number from 0"),
+        (lambda: density(h, seed=None), "seed must be a whole number from 0"),
+        (lambda: trace(h, seed="0"), "seed must be a whole number from 0"),
+        (lambda: conditioning(h, seed=-1), "seed must be a whole number from 0"),
         (lambda: h.block("nine"), "'nine' is neither"),
         (
             lambda: h @ torch.zeros(3),
-            r"a vector \(1259,\) or a matrix \(1259, k\) is needed, but it is a tensor of shape \(3,\)",
+            r"a real vector \(1259,\) or a matrix \(1259, k\) is needed, but it is a tensor of shape \(3,\)",
         ),
-        (lambda: h.problem.pieces(torch.zeros(3)), r"a vector of shape \(1259,\) is needed"),
+        (lambda: h.problem.pieces(torch.zeros(3)), r"a real vector of shape \(1259,\) is needed"),
+        (
+            lambda: h @ torch.zeros(1259, dtype=torch.complex128),
+            r"it is a tensor of shape \(1259,\) of torch.complex128",
+        ),
+        (lambda: h.problem.pieces(torch.zeros(1259) * 1j), "of torch.complex64"),
         (
             lambda: hessian(nn.Linear(200, 60), lambda m, b: m(b).square().mean(), [torch.ones(2, 200)]).dense(),
             "too large",
@@ -377,3 +402,40 @@ def test_the_estimate_covers_what_the_graph_keeps(name):
         torch.autograd.grad(own.batch_loss(0, point), point, create_graph=True)
     total = sum(size for _, size in kept.values())
     assert total <= retention_of(own).estimate <= 4 * total
+
+
+def test_ctrl_c_as_random_states_are_put_back_waits_until_they_are(monkeypatch):
+    model, batches = busy()
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    put_back, came = random.setstate, []
+
+    def interrupted(state):
+        if not came and random.getstate() != state:
+            came.append(True)
+            raise KeyboardInterrupt
+        put_back(state)
+
+    monkeypatch.setattr(random, "setstate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        problem(model, loss, batches, mode="eval")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.array_equal(np.random.get_state()[1], before[2])
+
+
+def test_ctrl_c_as_the_counting_of_memory_ends_leaves_other_graphs_alone(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(None, None)
+    take_away = type(hooks).__exit__
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.autograd.graph.saved_tensors_hooks, "__exit__", interrupted)
+        with pytest.raises(KeyboardInterrupt), saved_bytes():
+            pass
+    try:
+        x = torch.tensor(3.0, requires_grad=True)
+        (x * x).backward()
+    finally:
+        take_away(hooks, None, None, None)
+    assert x.grad == 6

@@ -130,7 +130,11 @@ def test_a_direction_of_ones_own_needs_no_optimizer():
         (lambda s: smoothness(s, lengths=(1, 2, 3, 4, -5)), "at least five finite numbers above 0"),
         (lambda s: smoothness(s, lengths=[1e-300] * 5), "lost in rounding"),
         (lambda s: smoothness(s, step=torch.zeros(4)), "the step is zero everywhere"),
-        (lambda s: smoothness(s, step=torch.zeros(5)), r"a vector of shape \(4,\)"),
+        (lambda s: smoothness(s, lengths="far"), "at least five finite numbers above 0, but they are 'far'"),
+        (lambda s: smoothness(s, lengths=3), "at least five finite numbers above 0, but they are 3"),
+        (lambda s: smoothness(s, step=torch.full((4,), torch.nan)), "the step holds NaN or infinity"),
+        (lambda s: smoothness(s, step="down"), r"step must be a flat vector of shape \(4,\), but it is a str"),
+        (lambda s: smoothness(s, step=torch.zeros(5)), r"a real vector of shape \(4,\)"),
     ],
 )
 def test_what_is_refused(call, why):

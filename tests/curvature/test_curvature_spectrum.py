@@ -104,6 +104,12 @@ def test_what_has_not_converged_says_so(nets):
     assert np.all(np.abs(found.values[:1] - truth[:1]) <= found.error[:1])
 
 
+def test_as_many_products_as_values_are_made_at_least(nets):
+    found = eigenvalues(nets["batch norm", "train"][0], 5, max_products=1)
+    assert found.products == len(found.values) == 5
+    assert not found.converged.all()
+
+
 def test_on_spectra_without_gaps_each_value_is_one_and_hardly_any_is_missed():
     """300 Gaussian numbers. Here an eigenvalue is missed now and then, which no bound can tell, and two neighbours taken for one."""
     missed = 0
@@ -227,6 +233,11 @@ def test_density_has_the_moments_of_the_spectrum(nets, case):
         low, high, spread = found.share_near_zero(abs(cut))
         assert low - 3 * spread <= np.mean(np.abs(truth) <= abs(cut)) <= high + 3 * spread
     assert found.products == 240
+
+
+def test_of_a_zero_matrix_no_eigenvalue_is_below_zero():
+    # The bounds of the share are 0, the truth, and what the first node weighs.
+    assert ", 0% to 100% below -1/1000 of the largest" in str(density(Matrix(torch.zeros(6, 6, dtype=torch.float64))))
 
 
 def test_the_spectrum_has_no_ghosts(nets):

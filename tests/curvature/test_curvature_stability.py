@@ -83,6 +83,11 @@ def test_groups_of_different_rates_have_the_limit_of_the_fastest():
         ),
         (lambda a, b: torch.optim.SGD([a], lr=0.0), "learning rate is 0"),
         (lambda a, b: torch.optim.SGD([a], lr=0.1, maximize=True), "maximizes"),
+        (lambda a, b: torch.optim.SGD([a], lr=float("nan")), "learning rate is NaN or infinite, so it has no limit"),
+        (lambda a, b: torch.optim.SGD([a], lr=0.1, momentum=0.9, dampening=1.0), "dampening is 1"),
+        (lambda _a, _b: None, "optimizer must be a torch optimizer, or a list of them, but it is None"),
+        (lambda _a, _b: "SGD", "optimizer must be a torch optimizer, or a list of them, but it is a str"),
+        (lambda _a, _b: [], "optimizer must be a torch optimizer, or a list of them, but it is empty"),
         (lambda a, b: torch.optim.Adagrad([a]), "how much curvature Adagrad bears is not known"),
     ],
 )

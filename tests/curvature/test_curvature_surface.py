@@ -350,6 +350,7 @@ def test_what_the_loss_takes_from_around_it_is_put_back_after_each_point():
         ({"span": (1, 1)}, "span must be a number above 0"),
         ({"span": float("inf")}, "span must be a number above 0"),
         ({"span": "wide"}, "span must be a number above 0"),
+        ({"directions": None}, "directions must be Directions, .* but one is None"),
         ({"points": 1}, "points must be a whole number of at least 2"),
         ({"points": 2.5}, "points must be a whole number of at least 2"),
         ({"points": (3, 3, 3)}, "must be of 1 directions"),
@@ -361,7 +362,7 @@ def test_what_is_refused(options, why):
 
 
 def test_directions_of_another_problem_are_refused():
-    with pytest.raises(CurvatureError, match=r"a vector of shape \(4,\) is needed"):
+    with pytest.raises(CurvatureError, match=r"a real vector of shape \(4,\) is needed"):
         surface(quadratic(), directions=random_directions(problem(bn_setup(), seed=0), 1))
 
 

@@ -14,7 +14,8 @@ class CurvatureError(TrimtabError, ValueError):
 def kind(value: object) -> str:
     """What something is, in words for an error."""
     if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
+        of = f" of {value.dtype}" if value.is_complex() else ""
+        return f"a tensor of shape {tuple(value.shape)}{of}"
     return f"a {type(value).__name__}" if value is not None else "None"
 
 
@@ -61,3 +62,34 @@ def require_tolerance(name: str, value: Any) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
         raise CurvatureError(f"{name} must be a number between 0 and 1, a relative error, but it is {value!r}")
+
+
+SEEDS = 2**31
+
+
+def require_seed(name: str, value: Any) -> None:
+    """Let only seeds pass that every generator takes.
+
+    Args:
+        name: The argument.
+        value: What was given.
+
+    Raises:
+        CurvatureError: It is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < SEEDS:
+        raise CurvatureError(f"{name} must be a whole number from 0 to {SEEDS - 1}, but it is {value!r}")
+
+
+def require_finite(name: str, vector: Tensor) -> None:
+    """Let only vectors without NaN and infinity pass.
+
+    Args:
+        name: The argument.
+        vector: What was given.
+
+    Raises:
+        CurvatureError: It holds one.
+    """
+    if not bool(vector.isfinite().all()):
+        raise CurvatureError(f"{name} holds NaN or infinity")

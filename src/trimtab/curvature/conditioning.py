@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from trimtab.curvature._checks import require_count
+from trimtab.curvature._checks import require_count, require_seed
 from trimtab.curvature.density import density
 from trimtab.curvature.krylov import Array
 from trimtab.curvature.lanczos import eigenvalues
-from trimtab.curvature.operator import Operator
+from trimtab.curvature.operator import Operator, require_operator
 from trimtab.curvature.result import Certificate, certified
 
 EXACT = 2000
@@ -91,7 +91,9 @@ def conditioning(
     Returns:
         The ratios, exact up to 2000 rows.
     """
+    require_operator(operator)
     require_count("classes", classes)
+    require_seed("seed", seed)
     begun, before = time.perf_counter(), operator.products
     eps = float(torch.finfo(operator.dtype).eps)
     exact = operator.shape[0] <= EXACT

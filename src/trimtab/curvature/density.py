@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from trimtab.curvature._checks import CurvatureError, require_count
+from trimtab.curvature._checks import CurvatureError, require_count, require_seed
 from trimtab.curvature.krylov import Array, Krylov
-from trimtab.curvature.operator import Operator, random_vector
+from trimtab.curvature.operator import Operator, random_vector, require_operator
 from trimtab.curvature.result import Certificate, certified
 
 
@@ -136,7 +136,8 @@ class Density(Certificate):
 
     def __str__(self) -> str:
         mean, error = self.expectation(self.nodes)
-        low, high, _ = self.share_below(-1e-3 * float(np.abs(self.nodes).max()))
+        # Of nothing but zeros none lies below zero, though the mark is zero itself.
+        low, high, _ = self.share_below(-1e-3 * float(np.abs(self.nodes).max()) or -np.finfo(float).tiny)
         return (
             f"spectral density of {self.size:,} eigenvalues from {len(self.nodes)} draws of {self.nodes.shape[1]} steps: "
             f"from {self.nodes.min():.4g} to {self.nodes.max():.4g}, mean {mean:.4g} ± {error:.1g}, "
@@ -160,8 +161,10 @@ def density(operator: Operator, steps: int = 60, draws: int = 4, *, seed: int = 
     Raises:
         CurvatureError: There is no step or draw.
     """
+    require_operator(operator)
     require_count("steps", steps)
     require_count("draws", draws)
+    require_seed("seed", seed)
     if not operator.shape[0]:
         raise CurvatureError("an operator without rows has no spectrum")
     begun, before = time.perf_counter(), operator.products

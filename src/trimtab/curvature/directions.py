@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trimtab.curvature._checks import CurvatureError, kind, require_choice, require_count
+from trimtab.curvature._checks import CurvatureError, kind, require_choice, require_count, require_finite, require_seed
 from trimtab.curvature.problem import Problem
 
 Checkpoint = Tensor | Mapping[str, Tensor] | nn.Module
@@ -64,8 +64,10 @@ def random_directions(
     Raises:
         CurvatureError: Nothing would move, since every chosen parameter has one axis, or is zero.
     """
+    _require_problem(problem)
     require_count("count", count)
     require_choice("scale", scale, SCALES)
+    require_seed("seed", seed)
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(count):
@@ -89,6 +91,13 @@ def random_directions(
     return Directions(tuple(found), tuple(f"random {seed}.{i}" for i in range(count)))
 
 
+def _require_problem(given: object) -> None:
+    if not isinstance(given, Problem):
+        raise CurvatureError(
+            f"problem must be a curvature.problem, but it is {kind(given)}; write problem(setup) first"
+        )
+
+
 def gradient_direction(problem: Problem) -> Directions:
     """The way down: -g/|g|.
 
@@ -101,6 +110,7 @@ def gradient_direction(problem: Problem) -> Directions:
     Raises:
         CurvatureError: The gradient is zero, or not finite.
     """
+    _require_problem(problem)
     gradient = problem.gradient()[1]
     length = float(gradient.double().norm())
     if not 0 < length < float("inf"):
@@ -122,14 +132,16 @@ def given_directions(problem: Problem, vectors: Tensor | Sequence[Tensor], names
     Raises:
         CurvatureError: One has another size, is zero or not finite.
     """
+    _require_problem(problem)
+    if not isinstance(vectors, (Tensor, list, tuple)):
+        raise CurvatureError(f"vectors must be a flat vector or a list of them, but it is {kind(vectors)}")
     if isinstance(vectors, Tensor):
         vectors = [vectors] if vectors.ndim == 1 else list(vectors.unbind(-1)) if vectors.ndim else []
     own = tuple(problem.vector(problem.pieces(v.detach())) if isinstance(v, Tensor) else v for v in vectors)
     for i, vector in enumerate(own):
         if not isinstance(vector, Tensor):
             raise CurvatureError(f"direction {i} must be a flat vector, but it is {kind(vector)}")
-        if not bool(vector.isfinite().all()):
-            raise CurvatureError(f"direction {i} holds NaN or infinity")
+        require_finite(f"direction {i}", vector)
         if not bool(vector.any()):
             raise CurvatureError(f"direction {i} is zero everywhere")
     return Directions(own, tuple(names) or tuple(f"direction {i + 1}" for i in range(len(own))))
@@ -148,6 +160,7 @@ def between(problem: Problem, other: Checkpoint) -> Directions:
     Raises:
         CurvatureError: Both are the same.
     """
+    _require_problem(problem)
     difference = as_vector(problem, other) - problem.vector()
     if not bool(difference.any()):
         raise CurvatureError("the other checkpoint equals the model, so no line leads from one to the other")
@@ -171,6 +184,7 @@ def trajectory_directions(problem: Problem, checkpoints: Sequence[Checkpoint], c
     Raises:
         CurvatureError: There are too few different checkpoints.
     """
+    _require_problem(problem)
     require_count("count", count)
     if isinstance(checkpoints, (Tensor, Mapping, nn.Module)):
         raise CurvatureError(f"checkpoints must be a list of them, but it is {kind(checkpoints)}; write [checkpoint]")
@@ -207,10 +221,12 @@ def as_vector(problem: Problem, checkpoint: Checkpoint) -> Tensor:
         (size,).
 
     Raises:
-        CurvatureError: A parameter is not there, or has another shape.
+        CurvatureError: A parameter is not there, has another shape, or is not finite.
     """
     if isinstance(checkpoint, Tensor):
-        return problem.vector(problem.pieces(checkpoint.detach()))
+        flat = problem.vector(problem.pieces(checkpoint.detach()))
+        require_finite("a checkpoint", flat)
+        return flat
     named = dict(checkpoint.named_parameters()) if isinstance(checkpoint, nn.Module) else checkpoint
     if not isinstance(named, Mapping):
         raise CurvatureError(f"a checkpoint must be a module, a state_dict or a vector, but it is {kind(checkpoint)}")
@@ -222,6 +238,7 @@ def as_vector(problem: Problem, checkpoint: Checkpoint) -> Tensor:
             raise CurvatureError(
                 f"a checkpoint must hold {name} of shape {tuple(own.shape)}, but what it holds there is {kind(value)}"
             )
+        require_finite(f"a checkpoint's {name}", value)
         pieces.append(value.detach().to(own.device, own.dtype))
     return problem.vector(pieces)
 

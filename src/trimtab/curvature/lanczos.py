@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.curvature._checks import require_choice, require_count, require_tolerance
+from trimtab.curvature._checks import require_choice, require_count, require_seed, require_tolerance
 from trimtab.curvature.krylov import Array, Flags, Krylov
-from trimtab.curvature.operator import Operator, random_vector
+from trimtab.curvature.operator import Operator, random_vector, require_operator
 from trimtab.curvature.result import Certificate, certified
 
 LEAST = 12
@@ -76,15 +76,17 @@ def eigenvalues(
         k: How many.
         tol: Relative error of each.
         which: "LM" largest by magnitude, "LA" largest, "SA" smallest.
-        max_products: Where to give up; values that have not converged by then are marked.
+        max_products: Where to give up, `k` at the earliest; values that have not converged by then are marked.
         seed: Of the start.
 
     Returns:
         Values, bounds, vectors and certificate.
     """
+    require_operator(operator)
     require_count("k", k)
     require_count("max_products", max_products)
     require_tolerance("tol", tol)
+    require_seed("seed", seed)
     require_choice("which", which, ("LM", "LA", "SA"))
     begun, before = time.perf_counter(), operator.products
     size = operator.shape[0]
@@ -93,7 +95,7 @@ def eigenvalues(
     passed = 0
     while True:
         krylov.step()
-        finished = krylov.complete or len(krylov) >= max_products
+        finished = krylov.complete or len(krylov) >= max(k, max_products)
         if len(krylov) < min(size, max(LEAST, k + 2)) + krylov.renewed and not finished:
             continue
         theta, s = _ordered(krylov, which)

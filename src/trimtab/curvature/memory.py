@@ -26,18 +26,28 @@ def saved_bytes() -> Iterator[list[int]]:
         set()
     )  # weak references: what is freed meanwhile gives its place in memory to others, not its identity
     count = [0]
+    # Ctrl-C as torch takes the hooks away leaves them in place for good; graphs of others must still run then.
+    counting = True
 
-    def pack(tensor: Tensor) -> None:
+    def pack(tensor: Tensor) -> Tensor | None:
+        if not counting:
+            return tensor
         storage = weak_storage(tensor)
         if storage is not None and storage not in seen:
             seen.add(storage)
             count[0] += tensor.untyped_storage().nbytes()
+        return None
 
-    def unpack(packed: object) -> Tensor:
+    def unpack(packed: Tensor | None) -> Tensor:
+        if packed is not None:
+            return packed
         raise RuntimeError("this graph was made to be counted")
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield count
+        try:
+            yield count
+        finally:
+            counting = False
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -69,9 +69,14 @@ class Operator(ABC):
         return self.problem.device
 
     def __matmul__(self, other: Tensor) -> Tensor:
-        if not isinstance(other, Tensor) or other.ndim not in {1, 2} or other.shape[0] != self.shape[0]:
+        if (
+            not isinstance(other, Tensor)
+            or other.ndim not in {1, 2}
+            or other.shape[0] != self.shape[0]
+            or other.is_complex()
+        ):
             raise CurvatureError(
-                f"a vector ({self.shape[0]},) or a matrix ({self.shape[0]}, k) is needed, but it is {kind(other)}"
+                f"a real vector ({self.shape[0]},) or a matrix ({self.shape[0]}, k) is needed, but it is {kind(other)}"
             )
         if other.ndim == 2:
             columns = [self @ column for column in other.unbind(1)]
@@ -186,6 +191,22 @@ class Operator(ABC):
 
     def __repr__(self) -> str:
         return f"<{self.describe()}>"
+
+
+def require_operator(given: Any) -> None:
+    """Let only operators pass.
+
+    Args:
+        given: What was given.
+
+    Raises:
+        CurvatureError: It is none.
+    """
+    if not isinstance(given, Operator):
+        raise CurvatureError(
+            f"operator must be one of hessian(...), ggn(...) or fisher(...), but it is {kind(given)}; "
+            "make one of it first, as in eigenvalues(hessian(setup))"
+        )
 
 
 def random_vector(operator: Operator, seed: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trimtab import _distributed
 from trimtab._setup import Setup
-from trimtab.curvature._checks import CurvatureError, kind, require_choice
+from trimtab.curvature._checks import CurvatureError, kind, require_choice, require_seed
 from trimtab.curvature.batches import copied, drawn, drawn_from_setup, samples_in, shares
 from trimtab.curvature.shadow import Shadow, differentiating, unwrapped
 from trimtab.curvature.soundness import checked, chosen, dtype_of
@@ -70,6 +70,13 @@ class Problem:
     ) -> None:
         require_choice("mode", mode, MODES)
         require_choice("reduction", reduction, ("mean", "sum"))
+        if seed is not None:
+            require_seed("seed", seed)
+        if isinstance(loss, nn.modules.loss._Loss):
+            raise CurvatureError(
+                f"loss must be a function loss(model, batch) that gives a scalar, but it is {kind(loss)}, which compares "
+                "outputs with targets; write lambda model, batch: criterion(model(batch[0]), batch[1])"
+            )
         if not callable(loss):
             raise CurvatureError(
                 f"loss must be a function loss(model, batch) that gives a scalar, but it is {kind(loss)}"
@@ -142,10 +149,10 @@ class Problem:
             Views in the shapes of the parameters, in the dtype of the problem.
 
         Raises:
-            CurvatureError: It has another shape.
+            CurvatureError: It has another shape, or is complex.
         """
-        if not isinstance(vector, Tensor) or vector.shape != (self.size,):
-            raise CurvatureError(f"a vector of shape ({self.size},) is needed, but it is {kind(vector)}")
+        if not isinstance(vector, Tensor) or vector.shape != (self.size,) or vector.is_complex():
+            raise CurvatureError(f"a real vector of shape ({self.size},) is needed, but it is {kind(vector)}")
         parts = vector.to(self.device, self.dtype).split(self._sizes)  # type: ignore[no-untyped-call]
         return tuple(part.view(p.shape) for part, p in zip(parts, self.origin, strict=True))
 

@@ -4,6 +4,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrizations
+from torch.nn.utils.weight_norm import WeightNorm
 
 from trimtab._distributed import is_spread, is_wrapper
 from trimtab._torch import force_eager, is_compiled, without_autocast
@@ -65,7 +68,33 @@ def copied_in_mode(model: nn.Module, training: bool, dtype: torch.dtype) -> nn.M
             module.track_running_stats = False
             for buffer in module._buffers:
                 module._buffers[buffer] = None
+    _plain_weight_norms(shadow)
     return shadow
+
+
+def _plain_weight_norms(model: nn.Module) -> None:
+    """Let a copy compute its weight norms by plain operations.
+
+    The double backward of torch's fused `_weight_norm` takes |v| for a constant (torch 2.13), so that the Hessian is wrong and
+    not even symmetric.
+
+    Args:
+        model: The copy, whose modules and hooks are ours.
+    """
+    for module in model.modules():
+        if isinstance(module, parametrizations._WeightNorm):
+            module.forward = partial(_weight_norm, dim=module.dim)  # type: ignore[method-assign]
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm):
+                hook.compute_weight = partial(_weight_norm_of, hook)  # type: ignore[method-assign]
+
+
+def _weight_norm(weight_g: Tensor, weight_v: Tensor, dim: int) -> Tensor:
+    return weight_v * (weight_g / torch.norm_except_dim(weight_v, 2, dim))
+
+
+def _weight_norm_of(hook: Any, module: nn.Module) -> Tensor:
+    return _weight_norm(getattr(module, f"{hook.name}_g"), getattr(module, f"{hook.name}_v"), hook.dim)
 
 
 @contextmanager
@@ -100,7 +129,7 @@ def _seed_all(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
-    np.random.seed(seed)
+    np.random.seed(seed % 2**32)
     random.seed(seed)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab._setup import Setup
-from trimtab.curvature._checks import CurvatureError, require_choice
+from trimtab.curvature._checks import CurvatureError, kind, require_choice, require_finite
 from trimtab.curvature.hessian import as_problem
 from trimtab.curvature.problem import Loss, Problem
 from trimtab.curvature.real_step import rates, real_step
@@ -130,6 +130,8 @@ def smoothness(
             'or along="gradient" with lengths'
         )
     problem = as_problem(setup_or_model, loss, batches, **options)
+    if step is not None and not isinstance(step, Tensor):
+        raise CurvatureError(f"step must be a flat vector of shape ({problem.size},), but it is {kind(step)}")
     value, gradient = problem.gradient()
     if step is not None:
         direction, along = problem.vector(problem.pieces(step.detach())), "given"
@@ -138,6 +140,7 @@ def smoothness(
     else:
         direction = -gradient
     multiples = _lengths(lengths, max(rates(setup.optimizers)) if along == "gradient" and setup is not None else 1.0)
+    require_finite("the step", direction)
     if not bool(direction.any()):
         raise CurvatureError("the step is zero everywhere: the gradient or the learning rate is 0")
     rows = [_at(problem, gradient, direction, multiple) for multiple in multiples]
@@ -176,7 +179,11 @@ def _at(problem: Problem, gradient: Tensor, direction: Tensor, multiple: float) 
 
 
 def _lengths(lengths: Sequence[float] | None, unit: float) -> list[float]:
-    found = [unit * a for a in LENGTHS] if lengths is None else [float(a) for a in lengths]
+    try:
+        found = [unit * a for a in LENGTHS] if lengths is None else [float(a) for a in lengths]
+    except (TypeError, ValueError):
+        found = []
     if len(found) < 5 or not all(0 < a < float("inf") for a in found):
-        raise CurvatureError(f"lengths must be at least five finite numbers above 0, but they are {found}")
+        given = found if lengths is None else lengths
+        raise CurvatureError(f"lengths must be at least five finite numbers above 0, but they are {given!r}")
     return found

@@ -1,13 +1,13 @@
 """Whether a loss is a function that has a curvature: finite, repeatable, dependent on the parameters that were chosen."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from trimtab.curvature._checks import CurvatureError
+from trimtab.curvature._checks import CurvatureError, kind
 from trimtab.curvature.memory import saved_bytes
 from trimtab.curvature.shadow import differentiating
 
@@ -160,8 +160,14 @@ def chosen(model: nn.Module, parameters: Sequence[str] | None) -> tuple[str, ...
     every = dict(model.named_parameters())
     if isinstance(parameters, str):
         raise CurvatureError(f"parameters must be a list of names, but it is a str; write parameters=[{parameters!r}]")
+    if parameters is not None and not isinstance(parameters, Iterable):
+        raise CurvatureError(f"parameters must be a list of names, but it is {kind(parameters)}")
     names = {name for name, p in every.items() if p.requires_grad} if parameters is None else set()
     for asked in parameters or ():
+        if not isinstance(asked, str):
+            raise CurvatureError(
+                f"parameters must be a list of names, but it holds {kind(asked)}; names are those of model.named_parameters()"
+            )
         hits = {name for name in every if name == asked or name.startswith(f"{asked}.")}
         if not hits:
             raise CurvatureError(

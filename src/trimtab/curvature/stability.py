@@ -13,13 +13,14 @@ the last two of the preconditioned Hessian P^-1/2 H P^-1/2 (Cohen et al. 2021, a
 added to the gradient is part of the Hessian, H + lambda; AdamW's factor 1 - eta lambda lowers its limit by (1 - eta lambda / 2).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import optim
 
-from trimtab.curvature._checks import CurvatureError
+from trimtab.curvature._checks import CurvatureError, kind
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,13 @@ def stability_limit(optimizer: optim.Optimizer | Sequence[optim.Optimizer]) -> S
 
     Raises:
         CurvatureError: The optimizer's limit is not known; groups differ in momentum, so that no single number is the limit; or the
-            learning rate is zero.
+            learning rate is zero or not finite.
     """
-    optimizers = [optimizer] if isinstance(optimizer, optim.Optimizer) else list(optimizer)
+    optimizers = [optimizer] if isinstance(optimizer, optim.Optimizer) else optimizer
+    if not isinstance(optimizers, (list, tuple)) or not all(isinstance(one, optim.Optimizer) for one in optimizers):
+        raise CurvatureError(f"optimizer must be a torch optimizer, or a list of them, but it is {kind(optimizer)}")
+    if not optimizers:
+        raise CurvatureError("optimizer must be a torch optimizer, or a list of them, but it is empty")
     found = [_of_group(one, group) for one in optimizers for group in one.param_groups]
     kinds = sorted({(kind, round(constant, 12)) for kind, constant, _, _ in found})
     if len(kinds) != 1:
@@ -91,12 +96,14 @@ def stability_limit(optimizer: optim.Optimizer | Sequence[optim.Optimizer]) -> S
             "learning rates), so no single limit holds; ask for the parameters of one group in a setup of their own"
         )
     rate = max(rate for _, _, rate, _ in found)
+    if not all(math.isfinite(one) for _, _, one, _ in found):
+        raise CurvatureError("the optimizer's learning rate is NaN or infinite, so it has no limit; set a finite one")
     if not rate > 0:
         raise CurvatureError(f"the optimizer's learning rate is {rate:g}, so any curvature is stable")
-    kind, constant, _, _ = found[0]
+    title, constant, _, _ = found[0]
     constant *= min(shrink for _, _, _, shrink in found)
     return StabilityLimit(
-        constant / rate, rate, constant, f"{constant:.4g}/eta of {kind}", preconditions(optimizers[0])
+        constant / rate, rate, constant, f"{constant:.4g}/eta of {title}", preconditions(optimizers[0])
     )
 
 
@@ -112,8 +119,12 @@ def _of_group(optimizer: optim.Optimizer, group: dict[str, Any]) -> tuple[str, f
         raise CurvatureError("the optimizer maximizes, and there no curvature is stable; minimize the negative instead")
     if isinstance(optimizer, optim.SGD):
         momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])
-        kind = "Nesterov" if nesterov else "heavy ball" if momentum else "gradient descent"
-        return kind, momentum_constant(momentum, float(group["dampening"]), nesterov), rate, 1.0
+        if momentum and float(group["dampening"]) == 1:
+            raise CurvatureError(
+                "the optimizer's dampening is 1, so that no gradient but its first is used; set it below 1"
+            )
+        title = "Nesterov" if nesterov else "heavy ball" if momentum else "gradient descent"
+        return title, momentum_constant(momentum, float(group["dampening"]), nesterov), rate, 1.0
     if isinstance(optimizer, optim.Adam):  # AdamW is one
         shrink = 1 - rate * decay / 2 if group.get("decoupled_weight_decay") else 1.0
         return "Adam", averaged_constant(float(group["betas"][0])), rate, shrink

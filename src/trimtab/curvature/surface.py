@@ -141,7 +141,7 @@ def _directions(problem: Problem, given: Any) -> Directions:
     if isinstance(given, Directions):
         own = given_directions(problem, given.vectors, given.names)
         return Directions(own.vectors, given.names, given.path, given.captured)
-    parts = [given] if isinstance(given, (str, Tensor)) else list(given)
+    parts = list(given) if isinstance(given, PAIR) else [given]
     found: Directions | None = None
     for place, part in enumerate(parts):
         if isinstance(part, str) and part == "random":

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.curvature._checks import CurvatureError, require_choice, require_count, require_tolerance
-from trimtab.curvature.operator import Operator
+from trimtab.curvature._checks import CurvatureError, require_choice, require_count, require_seed, require_tolerance
+from trimtab.curvature.operator import Operator, require_operator
 from trimtab.curvature.result import Certificate, certified
 
 METHODS = ("xtrace", "hutch++")
@@ -64,9 +64,11 @@ def trace(
     Raises:
         CurvatureError: An argument is not what it must be, or a product is not finite.
     """
+    require_operator(operator)
     require_choice("method", method, METHODS)
     require_count("products", products, 6)
     require_count("max_products", max_products)
+    require_seed("seed", seed)
     if tol is not None:
         require_tolerance("tol", tol)
     begun, before = time.perf_counter(), operator.products
