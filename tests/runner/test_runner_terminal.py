@@ -139,6 +139,9 @@ RUN = f"{shlex.quote(sys.executable)} -m trimtab run --live --every 5 --diagnose
 
 def test_a_run_is_watched_paused_and_broken_off(window, tmp_path):
     window.type("seq 101 140")  # it begins in the last line
+    window.wait(
+        lambda lines: has("140")(lines) and at_prompt(lines)
+    )  # what is typed ahead leaves the prompt on the next line
     window.type(RUN)
     lines = window.wait(lambda lines: panel_stands(lines) and has("frozen-parameters")(lines))
     first = next(i for i, line in enumerate(lines) if line.startswith("── trimtab"))
